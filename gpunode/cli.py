@@ -107,8 +107,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(value: bool) -> None:
+    if value:
         sys.stdout.write(f"gpunode {__version__}\n")
         raise SystemExit(0)
 

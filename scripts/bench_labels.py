@@ -78,8 +78,8 @@ def _with(directory: Path, count: int, rounds: int) -> bool:
 
 
 def _measured(where: str, environ: Mapping[str, str], rounds: int, seconds: float, race: bool) -> bool:
-    ours, peer = f"labels, {where}", f"the other one, {where}"
-    cases = {ours: Case((GPUNODE, "labels"), float("inf"), environ)}
+    own, peer = f"labels, {where}", f"the other one, {where}"
+    cases = {own: Case((GPUNODE, "labels"), float("inf"), environ)}
     if not race:
         cases[f"gpus, {where}"] = Case((GPUNODE, "gpus"), float("inf"), environ)
     if PEER:
@@ -89,14 +89,14 @@ def _measured(where: str, environ: Mapping[str, str], rounds: int, seconds: floa
     late = [label for label in cases if label != peer and costs[label].wall > seconds]
     for label in late:
         print(f"{label}: over {seconds * 1000:g} ms  OVER")
-    return not late and not (race and _slower(costs[ours], costs[peer]))
+    return not late and not (race and _slower(costs[own], costs[peer]))
 
 
-def _slower(ours: Cost, peer: Cost) -> bool:
+def _slower(own: Cost, peer: Cost) -> bool:
     """Wall-clock time, printed."""
-    if ours.wall > peer.wall:
-        print(f"labels took {(ours.wall - peer.wall) * 1000:.1f} ms longer than the other one  OVER")
-    return ours.wall > peer.wall
+    if own.wall > peer.wall:
+        print(f"labels took {(own.wall - peer.wall) * 1000:.1f} ms longer than the other one  OVER")
+    return own.wall > peer.wall
 
 
 def _mount(bus: Path, scenario: Scenario) -> None:

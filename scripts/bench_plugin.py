@@ -67,12 +67,12 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=5, help="how often to start, with 8 XIDs each (5)")
     parser.add_argument("--idle-seconds", type=float, default=10.0, help="how long to watch it idle (10)")
     parser.add_argument("-o", dest="output", choices=("text", "json"), default="text")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # the plugins are ended on exit
-    rows = measure(Measure(given.rounds, given.starts, given.idle_seconds, given.peer))
+    rows = measure(Measure(arguments.rounds, arguments.starts, arguments.idle_seconds, arguments.peer))
     kept = all(row.kept for row in rows)
-    if given.output == "json":
+    if arguments.output == "json":
         print(
             json.dumps({"kept": kept, "rows": [asdict(row) | {"kept": row.kept} for row in rows]}, indent=2)
         )
@@ -119,14 +119,14 @@ def _plugins(
 ) -> list[Plugin]:
     """Ours, and the peer if there is one; listed by their kubelets."""
     directory.mkdir()
-    found = []
+    plugins = []
     for name, template in (("ours", OURS), ("peer", how.peer)):
         if template:
-            found.append(Plugin(template, directory / name, scenario, config))
-            ends.callback(found[-1].end)
-    for plugin in found:
+            plugins.append(Plugin(template, directory / name, scenario, config))
+            ends.callback(plugins[-1].end)
+    for plugin in plugins:
         plugin.wait_ready(len(scenario.gpus) * (_SHARES if config else 1))
-    return found
+    return plugins
 
 
 # --- measurements ---------------------------------------------------------------------------------------
@@ -158,15 +158,15 @@ def _starts(how: Measure, directory: Path) -> list[Row]:
 def _xids(plugin: Plugin) -> list[float]:
     """Seconds for each GPU in turn. An XID that never arrives counts as the whole waiting time."""
     time.sleep(0.5)  # health watching begins after the list
-    found = []
+    delays = []
     for index in range(8):
         uuid = gpu_uuid(index)
         injected = plugin.inject(plugin.scenario.with_event(Event(uuid, data=_XID)))
         seen = plugin.kubelet.wait_unhealthy(uuid, _XID_SECONDS)
-        found.append(_XID_SECONDS if seen is None else max(0.0, seen - injected))
+        delays.append(_XID_SECONDS if seen is None else max(0.0, seen - injected))
         if seen is None:
             break
-    return found
+    return delays
 
 
 def _eight(how: Measure, directory: Path) -> list[Row]:
@@ -178,12 +178,12 @@ def _eight(how: Measure, directory: Path) -> list[Row]:
         allocated: dict[str, list[float]] = {}
         empty: dict[str, list[float]] = {}
         for _ in range(how.rounds):
-            one = [gpu_uuid(chance.randrange(8))]
+            ids = [gpu_uuid(chance.randrange(8))]
             for plugin in plugins:
                 empty.setdefault(plugin.place.name, []).append(plugin.kubelet.empty())
-                allocated.setdefault(plugin.place.name, []).append(plugin.kubelet.allocate(one))
-        ratio = {name: [_median(some) / _median(empty[name])] for name, some in allocated.items()}
-        rows.append(Row("empty RPC, p50", "ms", None, *_each(empty, lambda some: _median(some) * 1000)))
+                allocated.setdefault(plugin.place.name, []).append(plugin.kubelet.allocate(ids))
+        ratio = {name: [_median(samples) / _median(empty[name])] for name, samples in allocated.items()}
+        rows.append(Row("empty RPC, p50", "ms", None, *_each(empty, lambda samples: _median(samples) * 1000)))
         rows.append(Row("Allocate, p50, over the empty RPC", "x", 1.3, *_each(ratio, _median)))
         rows.append(
             _prefer(plugins, how.rounds, "8 GPUs, any size", 20, list(plugins[0].kubelet.seen.devices))
@@ -215,18 +215,18 @@ def _prefer(
     available devices, unordered as the kubelet sends them, are another part of all.
     """
     chance = random.Random(len(ids))
-    asked: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     empty: dict[str, list[float]] = {}
     for number in range(rounds):
         count = len(ids) if number % 2 else chance.randint(max(size, 2), len(ids))
         available = chance.sample(list(ids), count)
-        wanted = size or chance.randint(1, count)
+        request_size = size or chance.randint(1, count)
         must = chance.sample(available, 1) if number % 8 == 7 else []
         for plugin in plugins:
             name = plugin.place.name
             empty.setdefault(name, []).append(plugin.kubelet.empty())
-            asked.setdefault(name, []).append(plugin.kubelet.prefer(available, must, wanted))
-    over = {name: [max(0.0, _p99(some) - _p99(empty[name]))] for name, some in asked.items()}
+            durations.setdefault(name, []).append(plugin.kubelet.prefer(available, must, request_size))
+    over = {name: [max(0.0, _p99(samples) - _p99(empty[name]))] for name, samples in durations.items()}
     return _row(f"GetPreferredAllocation, {what}, p99 over the empty RPC's", "ms", limit, over, _median)
 
 
@@ -238,13 +238,13 @@ def _memory(plugins: Sequence[Plugin], what: str, limit: float) -> list[Row]:
             f"resident memory, {what}",
             "MiB",
             limit,
-            *_each({name: [one.resident] for name, one in seen.items()}, _median),
+            *_each({name: [process_memory.resident] for name, process_memory in seen.items()}, _median),
         ),
         Row(
             f"proportional memory of all processes, {what}",
             "MiB",
             None,
-            *_each({name: [one.tree] for name, one in seen.items()}, _median),
+            *_each({name: [process_memory.tree] for name, process_memory in seen.items()}, _median),
         ),
     ]
 
@@ -273,7 +273,7 @@ def _row(
     seconds: Mapping[str, Sequence[float]],
     pick: Callable[[Sequence[float]], float],
 ) -> Row:
-    return Row(what, unit, limit, *_each(seconds, lambda some: pick(some) * 1000))
+    return Row(what, unit, limit, *_each(seconds, lambda samples: pick(samples) * 1000))
 
 
 def _each(
@@ -282,12 +282,12 @@ def _each(
     return pick(seen["ours"]), pick(seen["peer"]) if "peer" in seen else None
 
 
-def _median(some: Sequence[float]) -> float:
-    return sorted(some)[len(some) // 2]
+def _median(samples: Sequence[float]) -> float:
+    return sorted(samples)[len(samples) // 2]
 
 
-def _p99(some: Sequence[float]) -> float:
-    return sorted(some)[min(len(some) - 1, int(len(some) * 0.99))]
+def _p99(samples: Sequence[float]) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(len(samples) * 0.99))]
 
 
 def _print(rows: Sequence[Row]) -> None:

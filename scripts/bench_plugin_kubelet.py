@@ -71,9 +71,9 @@ class Kubelet:
                 with self._changed:
                     self.seen.listed = self.seen.listed or now
                     self.seen.devices = {device.ID: device.health for device in response.devices}
-                    for one, health in self.seen.devices.items():
+                    for device_id, health in self.seen.devices.items():
                         if health != "Healthy":
-                            self.seen.unhealthy.setdefault(one, now)
+                            self.seen.unhealthy.setdefault(device_id, now)
                     self._changed.notify_all()
         except (grpc.RpcError, ValueError):  # the plugin has gone, or `close` was called
             pass
@@ -86,8 +86,14 @@ class Kubelet:
 
     def wait_unhealthy(self, device: str, seconds: float) -> float | None:
         """When the stream said so, None if it doesn't in time."""
-        found = self._wait(lambda: any(one.startswith(device) for one in self.seen.unhealthy), seconds)
-        return min(at for one, at in self.seen.unhealthy.items() if one.startswith(device)) if found else None
+        is_seen = self._wait(
+            lambda: any(device_id.startswith(device) for device_id in self.seen.unhealthy), seconds
+        )
+        return (
+            min(at for device_id, at in self.seen.unhealthy.items() if device_id.startswith(device))
+            if is_seen
+            else None
+        )
 
     def _wait(self, ready: Callable[[], bool], seconds: float) -> bool:
         with self._changed:
@@ -112,22 +118,22 @@ class Kubelet:
         return self.timed("GetDevicePluginOptions", pb.Empty())[0]
 
     def allocate(self, ids: Sequence[str]) -> float:
-        asked = pb.ContainerAllocateRequest(devices_ids=ids)
-        seconds, answer = self.timed("Allocate", pb.AllocateRequest(container_requests=[asked]))
+        container_request = pb.ContainerAllocateRequest(devices_ids=ids)
+        seconds, answer = self.timed("Allocate", pb.AllocateRequest(container_requests=[container_request]))
         if len(answer.container_responses) != 1:
             raise SystemExit(f"Allocate of {ids} answered {answer}")
         return seconds
 
     def prefer(self, available: Sequence[str], must: Sequence[str], size: int) -> float:
         """A wrong response ends the run: then nothing was measured."""
-        asked = pb.ContainerPreferredAllocationRequest(
+        container_request = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
         )
-        request = pb.PreferredAllocationRequest(container_requests=[asked])
+        request = pb.PreferredAllocationRequest(container_requests=[container_request])
         seconds, answer = self.timed("GetPreferredAllocation", request)
-        given = set(answer.container_responses[0].deviceIDs)
-        if len(given) != size or not set(must) <= given <= set(available):
-            raise SystemExit(f"GetPreferredAllocation of {size} out of {len(available)} answered {given}")
+        preferred = set(answer.container_responses[0].deviceIDs)
+        if len(preferred) != size or not set(must) <= preferred <= set(available):
+            raise SystemExit(f"GetPreferredAllocation of {size} out of {len(available)} answered {preferred}")
         return seconds
 
     def close(self) -> None:

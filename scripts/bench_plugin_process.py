@@ -106,10 +106,10 @@ class Plugin:
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 parents.setdefault(_parent(entry), []).append(int(entry.name))
-        found = [self.process.pid]
-        for pid in found:
-            found += parents.get(pid, [])
-        return found
+        pids = [self.process.pid]
+        for pid in pids:
+            pids += parents.get(pid, [])
+        return pids
 
     def memory(self) -> Memory:
         tree = sum(_kib(pid, "smaps_rollup", "Pss:") for pid in self.tree())

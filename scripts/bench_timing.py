@@ -48,8 +48,8 @@ def least(cases: Mapping[str, Case], rounds: int) -> dict[str, Cost]:
         for label, case in all_cases.items():
             costs[label].append(cost(case))
     return {
-        label: Cost(min(one.wall for one in some), min(one.cpu for one in some))
-        for label, some in costs.items()
+        label: Cost(min(sample.wall for sample in samples), min(sample.cpu for sample in samples))
+        for label, samples in costs.items()
     }
 
 
@@ -70,13 +70,13 @@ def report(cases: Mapping[str, Case], costs: Mapping[str, Cost]) -> bool:
     """Whether every case is within its budget."""
     base = costs[BARE]
     within = True
-    for label, found in costs.items():
-        ratio = found.wall / base.wall
+    for label, measured in costs.items():
+        ratio = measured.wall / base.wall
         budget = cases[label].budget if label in cases else 1.0
         within &= ratio <= budget
         print(
-            f"{label:42} {found.wall * 1000:9.1f} {ratio:6.1f} {budget:6.1f} {found.cpu * 1000:9.1f}"
-            f" {found.cpu / base.cpu:6.1f}{'  OVER' if ratio > budget else ''}"
+            f"{label:42} {measured.wall * 1000:9.1f} {ratio:6.1f} {budget:6.1f} {measured.cpu * 1000:9.1f}"
+            f" {measured.cpu / base.cpu:6.1f}{'  OVER' if ratio > budget else ''}"
         )
     return within
 

@@ -90,7 +90,9 @@ def constraints_for(version: str) -> str:
     lines = [line for line in _CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
     pinned = map(Requirement, lines)
     return "".join(
-        f"{one.name}{one.specifier}\n" for one in pinned if not one.marker or one.marker.evaluate(python)
+        f"{requirement.name}{requirement.specifier}\n"
+        for requirement in pinned
+        if not requirement.marker or requirement.marker.evaluate(python)
     )
 
 
@@ -100,12 +102,20 @@ def left_out(site: Path, version: str) -> list[str]:
     pip evaluates markers for the Python that runs it, whatever its --python-version.
     """
     python = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
-    installed = {canonicalize_name(one.metadata["Name"]) for one in distributions(path=[str(site)])}
-    needed = [Requirement(text) for one in distributions(path=[str(site)]) for text in one.requires or ()]
+    installed = {
+        canonicalize_name(distribution.metadata["Name"]) for distribution in distributions(path=[str(site)])
+    }
+    needed = [
+        Requirement(text)
+        for distribution in distributions(path=[str(site)])
+        for text in distribution.requires or ()
+    ]
     return [
-        f"{one.name}{one.specifier}"
-        for one in needed
-        if one.marker and one.marker.evaluate(python) and canonicalize_name(one.name) not in installed
+        f"{requirement.name}{requirement.specifier}"
+        for requirement in needed
+        if requirement.marker
+        and requirement.marker.evaluate(python)
+        and canonicalize_name(requirement.name) not in installed
     ]
 
 
@@ -114,23 +124,23 @@ def share(sites: list[Path], shared: Path) -> None:
     shared.mkdir(parents=True)
     first, *others = sites
     for entry in sorted(first.iterdir()):
-        if all(same(entry, other / entry.name) for other in others):
+        if all(same(entry, other_site / entry.name) for other_site in others):
             shutil.move(str(entry), shared / entry.name)
-            for other in others:
-                remove(other / entry.name)
+            for other_site in others:
+                remove(other_site / entry.name)
     for site in sites:
         (site / "shared.pth").write_text(f"{os.path.relpath(shared, site)}\n")
 
 
-def same(one: Path, other: Path) -> bool:
+def same(path: Path, other_path: Path) -> bool:
     """Whether two files, or two directories with everything in them, are equal."""
-    if not other.exists():
+    if not other_path.exists():
         return False
-    if one.is_file():
-        return other.is_file() and filecmp.cmp(one, other, shallow=False)
-    names = {path.name for path in one.iterdir()}
-    return names == {path.name for path in other.iterdir()} and all(
-        same(one / name, other / name) for name in names
+    if path.is_file():
+        return other_path.is_file() and filecmp.cmp(path, other_path, shallow=False)
+    names = {path.name for path in path.iterdir()}
+    return names == {path.name for path in other_path.iterdir()} and all(
+        same(path / name, other_path / name) for name in names
     )
 
 
@@ -394,24 +404,24 @@ def build(kinds: Iterable[str], output: Path, *versions: str) -> list[Path]:
     """Files made in `output`, which is created. `versions` are those of the packages, else gpunode's own: a
     test of upgrades needs two."""
     output.mkdir(parents=True, exist_ok=True)
-    made: list[Path] = []
+    artifacts: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
         directory = Path(name)
         if "python" in kinds:
             run(sys.executable, "-m", "build", "--outdir", output)
-            made += sorted(output.glob(f"gpunode-{__version__}[-.]*"))
+            artifacts += sorted(output.glob(f"gpunode-{__version__}[-.]*"))
         if "ansible" in kinds:
-            made.append(collection(output))
+            artifacts.append(collection(output))
         if set(kinds) & {"deb", "rpm", "bundle"}:
             root = directory / "root"
             opt_tree(root, wheel(directory / "wheel"))
             if "bundle" in kinds:
-                made.append(bundle(root, output, __version__))
+                artifacts.append(bundle(root, output, __version__))
             system_tree(root)
             for version in versions or (__version__,):
-                made += [deb(root, output, version)] if "deb" in kinds else []
-                made += [rpm(root, output, version)] if "rpm" in kinds else []
-    return made
+                artifacts += [deb(root, output, version)] if "deb" in kinds else []
+                artifacts += [rpm(root, output, version)] if "rpm" in kinds else []
+    return artifacts
 
 
 def main() -> int:

@@ -43,17 +43,17 @@ _TRANSCRIPT = re.compile(r"(<!-- prints: ([\w-]+) -->\n```\w*\n).*?```", re.DOTA
 
 def stable(text: str) -> str:
     """The text without parts that differ in every run."""
-    for pattern, shown in VOLATILE:
-        text = pattern.sub(shown, text)
+    for pattern, replacement in VOLATILE:
+        text = pattern.sub(replacement, text)
     return text
 
 
 def printed(*argv: str, env: dict[str, str] | None = None) -> str:
     """Output of gpunode on stdout, as a user without colors sees it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("GPUNODE_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GPUNODE_")}
     done = subprocess.run(
         [sys.executable, "-m", "gpunode", *argv],
-        env={**kept, **(env or {}), "NO_COLOR": "1", "COLUMNS": "110"},
+        env={**inherited, **(env or {}), "NO_COLOR": "1", "COLUMNS": "110"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -67,18 +67,19 @@ def environment_page() -> str:
     lines = [
         "# Environment variables",
         "",
-        "Every lasting option has one variable; a flag takes precedence. One-shot flags such as `--dry-run`",
-        "and `--yes` have none: a command refuses a variable that is named after one of them, and warns of",
-        "another unknown one. `gpunode help environment` prints this list. `plugin check-config`, `labels`",
-        "and others take the options of `plugin serve` from the variables of `plugin serve`.",
+        "Each lasting option has the variable `GPUNODE_<COMMAND>_<OPTION>`; some have others, too, such as",
+        "those of NVIDIA's programs. A flag takes precedence. One-shot flags such as `--dry-run` and `--yes`",
+        "have none: a command refuses a variable that is named after one of them, and warns of another",
+        "unknown one. `gpunode help environment` prints this list. `plugin check-config`, `labels` and",
+        "others take the options of `plugin serve` from the variables of `plugin serve`.",
         "",
         "| variable | option | of | means |",
         "|---|---|---|---|",
     ]
-    for one in variables(typer.main.get_command(app)):
-        others = f" Also: {', '.join(f'`{other}`' for other in one.others)}." if one.others else ""
-        command = one.command or "every command"
-        lines.append(f"| `{one.name}` | `{one.option}` | {command} | {one.help}{others} |")
+    for variable in variables(typer.main.get_command(app)):
+        others = f" Also: {', '.join(f'`{other}`' for other in variable.others)}." if variable.others else ""
+        command = variable.command or "every command"
+        lines.append(f"| `{variable.name}` | `{variable.option}` | {command} | {variable.help}{others} |")
     lines += [
         "",
         "Beside these: `NO_COLOR` and `FORCE_COLOR` (see no-color.org; `--color` beats both),",
@@ -133,11 +134,11 @@ def page_with_options(page: str, options: Any, theirs_of: str) -> str:
     for option in options:
         flags = " ".join(f"`{flag}`" for flag in option.flags)
         words = metavar(option).replace("|", "\\|")
-        theirs = " ".join(f"`{name}`" for name in option.variables)
+        variable_names = " ".join(f"`{name}`" for name in option.variables)
         key = f"`{option.key}`" if option.key else ""
-        default = f"`{default_text(option)}`" if default_text(option) else ""
+        default = option.default or (f"`{default_text(option)}`" if default_text(option) else "")
         restart = "" if option.live else " Needs a restart."
-        rows.append(f"| {flags} {words} | {theirs} | {key} | {default} | {option.help}{restart} |")
+        rows.append(f"| {flags} {words} | {variable_names} | {key} | {default} | {option.help}{restart} |")
     text = (REPOSITORY / page).read_text()
     before, mark, rest = text.partition("<!-- options -->\n")
     _, end, after = rest.partition("<!-- end of options -->")
@@ -149,7 +150,7 @@ def page_with_transcripts(page: str) -> str:
     """The page with each block after a ``<!-- prints: NAME -->`` mark replaced by the output of that run."""
     text = (REPOSITORY / page).read_text()
     assert _TRANSCRIPT.search(text), f"{page} has no block that shows a run"
-    return _TRANSCRIPT.sub(lambda found: found[1] + TRANSCRIPTS[found[2]]().rstrip("\n") + "\n```", text)
+    return _TRANSCRIPT.sub(lambda match: match[1] + TRANSCRIPTS[match[2]]().rstrip("\n") + "\n```", text)
 
 
 def demo_transcript() -> str:

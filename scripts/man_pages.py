@@ -12,10 +12,9 @@ import typer
 
 from gpunode import __version__
 from gpunode.cli import COMMANDS, app
+from gpunode.commands.help_page import printed, record
 from gpunode.output.result import ExitCode
 
-_GLOBAL = ("root", "output", "color", "verbose", "quiet", "debug", "help")
-"""Options of every command, which gpunode.1 describes."""
 _EXIT_STATUS = {
     ExitCode.OK: "Done, or nothing to do. Warnings are included.",
     ExitCode.FAILED: "The operation or a check failed.",
@@ -31,10 +30,10 @@ def pages() -> dict[str, str]:
     """Text of each page by its file's name."""
     root: Any = typer.main.get_command(app)
     context = typer.Context(root, info_name="gpunode")
-    made = {"gpunode.1": _main_page(root, context)}
+    result = {"gpunode.1": _main_page(root, context)}
     for name in COMMANDS:
-        made[f"gpunode-{name}.1"] = _command_page(name, root.get_command(context, name), context)
-    return made
+        result[f"gpunode-{name}.1"] = _command_page(name, root.get_command(context, name), context)
+    return result
 
 
 def _main_page(root: Any, context: typer.Context) -> str:
@@ -47,14 +46,15 @@ def _main_page(root: Any, context: typer.Context) -> str:
     ]
     for name, (_, line) in COMMANDS.items():
         lines += [".TP", f".BR gpunode\\-{_text(name)} (1)", _text(line)]
-    lines += [".SH OPTIONS", *_options(root, context, of_every_command=True)]
+    lines += [".SH OPTIONS", *_options(root, context)]
     lines += [".SH EXIT STATUS"]
     for code, meaning in _EXIT_STATUS.items():
         lines += [".TP", f".B {int(code)}", meaning]
     lines += [
         ".SH ENVIRONMENT",
         _text(
-            "Most options have a variable, GPUNODE_<COMMAND>_<OPTION>. NO_COLOR and FORCE_COLOR are honoured."
+            "GPUNODE_<COMMAND>_<OPTION> sets an option; gpunode help environment lists these variables."
+            " NO_COLOR and FORCE_COLOR are honoured."
         ),
         ".SH FILES",
         ".TP\n.I /var/lib/gpunode/journal\nChanges of this node, for " + r"\fBgpunode rollback\fR.",
@@ -67,15 +67,17 @@ def _command_page(name: str, command: Any, parent: typer.Context) -> str:
     children = {child: command.get_command(context, child) for child in getattr(command, "commands", {})}
     lines = _head(f"gpunode-{name}", COMMANDS[name][1].rstrip("."))
     parts = [(name, command, context)] if not children else []
-    for child, found in children.items():
-        parts.append((f"{name} {child}", found, typer.Context(found, info_name=child, parent=context)))
+    for child, child_command in children.items():
+        parts.append(
+            (f"{name} {child}", child_command, typer.Context(child_command, info_name=child, parent=context))
+        )
     for path, part, own in parts:
         lines += [_synopsis(path, part, own), ".br"]
     lines += [".SH DESCRIPTION"]
     for path, part, own in parts:
         lines += [f".SS gpunode {_text(path)}"] if children else []
         lines += [line for text in _paragraphs(part)[0] for line in (".PP", _text(text))]
-        lines += _options(part, own, of_every_command=False)
+        lines += _options(part, own)
     examples = [example for _, part, _ in parts for example in _paragraphs(part)[1]]
     if examples:
         lines += [".SH EXAMPLES", ".EX", *(_text(example) for example in examples), ".EE"]
@@ -98,25 +100,24 @@ def _synopsis(path: str, command: Any, context: typer.Context) -> str:
     return f".B gpunode {_text(path)}\n.RI {_quoted('[')} OPTIONS {_quoted('] ' + ' '.join(arguments))}"
 
 
-def _options(command: Any, context: typer.Context, *, of_every_command: bool) -> list[str]:
+def _options(command: Any, context: typer.Context) -> list[str]:
     lines: list[str] = []
-    for param in command.get_params(context):
-        if param.param_type_name == "argument" or getattr(param, "hidden", False):
-            continue
-        if (param.name in _GLOBAL) is not of_every_command and param.name != "version":
-            continue
+    for param in command.listed_options(context):
         names = ", ".join(f"\\fB{_text(flag)}\\fR" for flag in (*param.opts, *param.secondary_opts))
         value = "" if param.is_flag or param.count else f" \\fI{_text(param.make_metavar(context))}\\fR"
-        lines += [".TP", f"{names}{value}", _text(param.help or "Show a summary and exit.")]
+        _, text = record(param, context) or ("", "")
+        lines += [".TP", f"{names}{value}", _text(printed(text))]
     return lines
 
 
 def _paragraphs(command: Any) -> tuple[list[str], list[str]]:
     """The text of a command's help, and its examples."""
-    found = [part.strip() for text in (command.help, command.epilog) if text for part in text.split("\n\n")]
-    lines = [line.strip() for part in found for line in part.splitlines() if line.strip() != "Examples:"]
+    paragraphs = [
+        part.strip() for text in (command.help, command.epilog) if text for part in text.split("\n\n")
+    ]
+    lines = [line.strip() for part in paragraphs for line in part.splitlines() if line.strip() != "Examples:"]
     examples = [line for line in lines if line.startswith(("gpunode ", "sudo gpunode "))]
-    texts = [" ".join(part.split()) for part in found if part.splitlines()[0].strip() not in examples]
+    texts = [" ".join(part.split()) for part in paragraphs if part.splitlines()[0].strip() not in examples]
     return [text for text in texts if not text.startswith("Examples:")], examples
 
 

@@ -10,10 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import typer
 
 from gpunode import __version__
-from gpunode.cli import COMMANDS
+from gpunode.cli import COMMANDS, app
 from gpunode.commands.demo import build_demo_node
+from gpunode.commands.help_page import ONE_SHOT
+from gpunode.commands.variables import variables
 from tests.cli import checked, clean_environment, command, gpunode
 from tests.waiting import PATIENCE, eventually
 
@@ -29,26 +32,57 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_names_the_variables_once_and_lists_global_options_last(verb: list[str]) -> None:
+def test_help_ends_with_where_to_find_global_options_and_variables(verb: list[str]) -> None:
     ran = gpunode(*verb, "--help")
     assert ran.code == 0
     assert (
         "env var" not in ran.out
         and "default: 0" not in ran.out
-        and "<" not in ran.out.split("Most options")[0]
+        and "<" not in ran.out.partition("\nVariables: ")[0]
     )
-    own = "" if verb in (["gpus"], ["explain"], ["demo"]) else "_".join(["", *verb]).upper().replace("-", "_")
-    prefix = f"GPUNODE{own}"
-    flags = [flag for flag in ("--dry-run", "--yes") if re.search(rf" {flag} ", ran.out)]
-    none = f"; {' and '.join(flags)} {'has' if len(flags) == 1 else 'have'} none" if flags else ""
-    shared = " Those of plugin serve have GPUNODE_PLUGIN_SERVE_<OPTION>."
-    page = " ".join(("gpunode help environment", *(verb if own else ())))
-    closing = " ".join(ran.out.rpartition("Most options have")[2].split())
-    assert closing.replace(shared, "") == f"a variable, {prefix}_<OPTION>{none}. List: {page}"
-    takes_settings = "--mig-strategy" in ran.out and verb != ["plugin", "serve"]
-    assert (shared in closing) == takes_settings and ran.out.count("GPUNODE_") == 1 + takes_settings
-    common = ran.out.partition("\nGlobal options:\n")[2]
+    flags = re.findall(r"^  (?:-\w, )?--([a-z-]+)", ran.out, re.M)
+    set_once = {f"--{flag}" for flag in flags if flag.replace("-", "_") in ONE_SHOT}
+    closing = " ".join(ran.out.rpartition("\n\n")[2].split())
+    listed = re.search(r" \(not (.*)\)", closing)
+    assert set(listed[1].split(", ") if listed else ()) == set_once
+    except_ = listed[0] if listed else ""
+    prefix = "_".join(["GPUNODE", *verb]).upper().replace("-", "_")
+    other = " or GPUNODE_PLUGIN_SERVE_<OPTION>" if verb == ["labels"] else ""
+    lines = ["Global options, such as -o json and --root PATH: gpunode --help"]
+    if len(flags) > len(set_once):
+        page = " ".join(["gpunode help environment", *verb])
+        lines.append(f"Variables: {prefix}_<OPTION>{other}{except_}; see {page}")
+    assert closing == " ".join(lines)
+    assert "--color" not in ran.out and "--debug" not in ran.out
+
+
+def test_first_help_page_lists_the_global_options_last() -> None:
+    common = gpunode("--help").out.partition("\nGlobal options:\n")[2]
     assert all(f" {name}" in common for name in ("--root", "--color", "--verbose", "--debug", "--help"))
+    assert "Variables: GPUNODE_<COMMAND>_<OPTION>; see gpunode help environment" in common
+
+
+def test_each_option_has_the_variable_of_its_name() -> None:
+    serve = ("plugin serve", "labels")  # share a table of options, each of which has one variable
+    for one in variables(typer.main.get_command(app)):
+        regular = "_".join(["GPUNODE", *one.command.split(), one.option.removeprefix("--")])
+        if one.command not in serve:
+            assert one.name == regular.upper().replace("-", "_"), one
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "value", "problem"),
+    [
+        ("cdi generate", "CDI_GENERATE_FORMAT", "xml", "unknown --format 'xml'"),
+        ("mig export", "MIG_EXPORT_FORMAT", "xml", "unknown format 'xml'"),
+        ("setup", "SETUP_CONTEXT", "prod", "--context goes with --kubernetes"),
+        ("mig plan", "MIG_PLAN_CONFIG_FILE", "/nowhere", "/nowhere doesn't exist"),
+        ("mig plan", "MIG_CONFIG_FILE", "/nowhere", "/nowhere doesn't exist"),
+    ],
+)
+def test_variable_is_named_after_the_flag(argv: str, variable: str, value: str, problem: str) -> None:
+    ran = gpunode(*argv.split(), env={f"GPUNODE_{variable}": value})
+    assert ran.code in (1, 2) and ran.err.startswith(f"error: {problem}") and "warning" not in ran.err
 
 
 @pytest.mark.parametrize("columns", [80, 100, 300])

@@ -19,6 +19,16 @@ WORDS = re.compile(
 )
 # a test's name begins with its subject, a noun
 SUBJECTS = re.compile(r"test_(what|who|whoever|whatever|it|nobody|somebody)_")
+# local variables and parameters with such a name don't say what the value is
+VAGUE = {
+    *("asked", "behind", "came", "found", "given", "got", "judged", "meant", "mine", "named", "one", "ours"),
+    *("said", "settled", "some", "theirs", "thing", "told", "wanted", "who", "whom"),
+}
+# modules in which they are still used; this list only shrinks
+WITH_VAGUE_NAMES = (
+    *("commands/", "checks/disturbance.py", "checks/preconditions.py", "checks/report.py"),
+    *("plugin/health.py", "plugin/nvidia/watch.py"),
+)
 # fixed data, not text: a state in the journal, a user, a key of the JSON report, the name of a version gate
 DATA = {"begun", "mends", "cgroup-driver-told"}
 
@@ -65,6 +75,38 @@ def test_test_names_contain_no_forbidden_words() -> None:
     assert [
         name for name in sorted(names) if WORDS.search(name.replace("_", " ")) or SUBJECTS.match(name)
     ] == []
+
+
+def locals_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Parameters and variables of functions; a class's fields are part of its interface."""
+    fields = {
+        id(node.target)
+        for defined in ast.walk(tree)
+        if isinstance(defined, ast.ClassDef)
+        for node in defined.body
+        if isinstance(node, ast.AnnAssign)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields:
+            yield node.lineno, node.id
+
+
+def test_local_names_say_what_the_value_is() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sorted(ROOT.rglob("*.py"))
+        if not str(path.relative_to(ROOT)).startswith(WITH_VAGUE_NAMES)
+        for line, name in locals_of(ast.parse(path.read_text()))
+        if name in VAGUE
+    ]
+    assert wrong == []
+
+
+def test_local_names_include_loops_and_parameters_and_no_fields() -> None:
+    tree = ast.parse("class A:\n    one: int\n\ndef a(got):\n    return [found for found in got]\n")
+    assert sorted(name for _, name in locals_of(tree)) == ["found", "got"]
 
 
 def test_check_reasons_and_messages_count_as_strings_and_other_docstrings_do_not() -> None:

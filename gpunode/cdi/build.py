@@ -166,8 +166,8 @@ def build(
     support no version that has the required features.
     """
     notes: list[str] = []
-    found = tuple(_readable_devices(inventory, nodes, notes, form.whole))
-    if not found:
+    readable = tuple(_readable_devices(inventory, nodes, notes, form.whole))
+    if not readable:
         raise GpunodeError(
             "there is no GPU to describe: " + ("; ".join(notes) or "NVML lists none"),
             hint="find out why: gpunode doctor",
@@ -175,7 +175,7 @@ def build(
         )
     names, note = _strategies(form)
     groups = form.groups and form.limit >= GROUPS
-    devices = tuple(_devices(found, names, nodes, hooks, form.every, groups))
+    devices = tuple(_devices(readable, names, nodes, hooks, form.every, groups))
     notes += [note] if note else []
     notes += _missing_control(nodes)
     common = common_edits(nodes, files, hooks, groups=groups)
@@ -252,7 +252,7 @@ def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
 
 
 def _devices(
-    found: tuple[_Device, ...],
+    readable: tuple[_Device, ...],
     names: tuple[str, ...],
     facts: NodeFacts,
     hooks: HookProgram | None,
@@ -264,15 +264,15 @@ def _devices(
     Neither is a name that CDI doesn't allow, because engines would ignore the whole file. Drivers before 470
     call MIG devices ``MIG-GPU-.../7/0``, and a faulty GPU may report any text.
     """
-    taken = {"all"}
+    used = {"all"}
     for kind in dict.fromkeys(names):
-        for device in found:
+        for device in readable:
             name = _name(device, kind)
-            if name not in taken and _NAME.fullmatch(name):
-                taken.add(name)
+            if name not in used and _NAME.fullmatch(name):
+                used.add(name)
                 yield Device(name, _edits((device,), facts, hooks, groups))
     if every:
-        yield Device("all", _edits(found, facts, hooks, groups))
+        yield Device("all", _edits(readable, facts, hooks, groups))
 
 
 def _edits(devices: tuple[_Device, ...], facts: NodeFacts, hooks: HookProgram | None, groups: bool) -> Edits:
@@ -300,10 +300,10 @@ def _name(device: _Device, kind: str) -> str:
 
 def _missing_control(nodes: NodeFacts) -> list[str]:
     needed_by_cuda = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-    gone = [path for path in needed_by_cuda if path not in nodes.present]
-    if not gone:
+    missing = [path for path in needed_by_cuda if path not in nodes.present]
+    if not missing:
         return []
-    return [f"{' and '.join(gone)} does not exist and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
+    return [f"{' and '.join(missing)} does not exist and CUDA needs it: nvidia-modprobe -c0 -u, then refresh"]
 
 
 # Collects the input of a specification, and builds it.
@@ -341,8 +341,8 @@ def generate(host: Host, sources: Sources, form: Form) -> Built:
     nodes = read_nodes(host, inventory.gpus, dev)
     files = read_driver_files(host, inventory.driver_version, driver, sources.library_path)
     files = files if sources.sockets else replace(files, sockets=())
-    chosen = chosen_devices(inventory, sources.device_ids)
-    return build(chosen, nodes, files, _hooks(host, sources), form)
+    selected = chosen_devices(inventory, sources.device_ids)
+    return build(selected, nodes, files, _hooks(host, sources), form)
 
 
 def _hooks(host: Host, sources: Sources) -> HookProgram | None:
@@ -394,8 +394,8 @@ def refuse_other_platforms(host: Host) -> None:
 
 def _inventory(host: Host, driver: str, sources: Sources) -> Inventory:
     """NVML's report, from the library of another root if one is given."""
-    other = driver or sources.library_path
-    library = library_in(host, driver, NVML, sources.library_path) if other else ""
+    elsewhere = driver or sources.library_path
+    library = library_in(host, driver, NVML, sources.library_path) if elsewhere else ""
     answer = probe(host, sources.timeout, library=library)
     if answer.inventory is None:
         raise no_inventory(host, answer)
@@ -463,8 +463,8 @@ def feature_spec(
     dev_root: str = "",
 ) -> Spec:
     """A specification of these device files by name: ``all``, or a channel's number."""
-    made = tuple(
+    described = tuple(
         Device(name, replace(device_edits(nodes, dev_root), mounts=mounts)) for name, nodes in devices.items()
     )
-    spec = Spec(kind, made, Edits())
-    return Spec(kind, made, Edits(), needed(spec))
+    spec = Spec(kind, described, Edits())
+    return Spec(kind, described, Edits(), needed(spec))

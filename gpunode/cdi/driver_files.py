@@ -136,12 +136,12 @@ def _directories(host: Host, architecture: str, search: tuple[str, ...]) -> Iter
     Debian keeps some in a directory behind its alternatives; ld.so's cache lists those and any other.
     """
     cache = parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
-    cached = [one.path for one in cache if one.soname.startswith(("libcuda.so", "libnvidia-ml.so"))]
-    behind = [host.realpath(path) for path in cached]
+    cached = [entry.path for entry in cache if entry.soname.startswith(("libcuda.so", "libnvidia-ml.so"))]
+    resolved = [host.realpath(path) for path in cached]
     places = [
         *search,
         *library_directories(architecture),
-        *(path.rpartition("/")[0] for path in (*cached, *behind)),
+        *(path.rpartition("/")[0] for path in (*cached, *resolved)),
     ]
     real = (host.realpath(place.rstrip("/") or "/") for place in places if host.is_dir(place))
     yield from dict.fromkeys(real)
@@ -168,11 +168,11 @@ def _libraries(host: Host, directories: tuple[str, ...], version: str) -> Iterat
                 if _is_driver(real.rpartition("/")[2], version) and host.is_file(real):
                     owners.setdefault(real, directory)
                     links.setdefault(real, set()).add(f"{place}/{name}".removeprefix(f"{directory}/"))
-    taken: set[str] = set()
+    names: set[str] = set()
     for real, directory in owners.items():
         name = real.rpartition("/")[2]
-        if name not in taken:  # the first directory's copy counts, as for the loader
-            taken.add(name)
+        if name not in names:  # the first directory's copy counts, as for the loader
+            names.add(name)
             links[real] |= {_ALWAYS_LINKED.get(name.partition(".so.")[0], name)}
             yield Library(real, directory, tuple(sorted(links[real] - {name})))
 
@@ -201,9 +201,9 @@ def _firmware(there: Host, host: Host, version: str) -> Iterator[tuple[str, str]
     versioned = [f"/{release}", ""] if release else [""]
     usual = [f"{place}{part}" for place in ("/lib/firmware/updates", "/lib/firmware") for part in versioned]
     for place in (*([custom] if custom.startswith("/") else []), *usual):
-        found = there.glob(f"{place}/nvidia/{version}", "gsp*.bin")
-        if found:
-            yield from ((path, there.realpath(path)) for path in found)
+        files = there.glob(f"{place}/nvidia/{version}", "gsp*.bin")
+        if files:
+            yield from ((path, there.realpath(path)) for path in files)
             return
 
 
@@ -223,8 +223,10 @@ def _xorg_modules(host: Host, libraries: Iterable[str], version: str) -> Iterato
     """Xorg's driver and its GLX module, in the first directory that has it; the module also by the name that
     Xorg loads, which the host may lack.
     """
-    behind = tuple(one for place in libraries for one in (f"{place}/nvidia/xorg", f"{place}/xorg/modules"))
-    places = [f"{place}/{part}" for place in (*behind, *_XORG) for part in ("", *_MODULES)]
+    directories = tuple(
+        directory for place in libraries for directory in (f"{place}/nvidia/xorg", f"{place}/xorg/modules")
+    )
+    places = [f"{place}/{part}" for place in (*directories, *_XORG) for part in ("", *_MODULES)]
     for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
         paths = (f"{place.rstrip('/')}/{name}" for place in places)
         path = next((path for path in paths if host.is_file(path)), None)

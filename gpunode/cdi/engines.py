@@ -127,15 +127,15 @@ def engine_files(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Eng
         f" {_directory(STANDARD)}: {path} is written as well"
         for path in paths[1:]
     ]
-    kept = nvidia_keeps(host, built, newest)
-    if kept:
+    by_nvidia = nvidia_keeps(host, built, newest)
+    if by_nvidia:
         notes.append(f"{NVIDIA_UNITS[1]} keeps {STANDARD}, which has all devices")
         if not elsewhere:
             return EngineFiles(notes=tuple(notes))
-    files: list[tuple[str, bytes]] = [*([] if kept else [(STANDARD, data)]), *elsewhere]
+    files: list[tuple[str, bytes]] = [*([] if by_nvidia else [(STANDARD, data)]), *elsewhere]
     generated = frozenset(path for path, _ in files)
-    wanted: tuple[str, ...] = ()
-    if kept:
+    enabled_units: tuple[str, ...] = ()
+    if by_nvidia:
         notes.append(f"{NVIDIA_UNITS[1]} doesn't write {elsewhere[0][0]}: run gpunode cdi refresh after it")
     elif nvidia_refreshes(host):
         notes.append(
@@ -144,10 +144,10 @@ def engine_files(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Eng
         )
     elif units and host.systemd_runs():
         files += refresh.files(host, [_directory(path) for path in paths[1:]])
-        wanted = refresh.UNITS
+        enabled_units = refresh.UNITS
     elif units:
         notes.append(f"systemd doesn't run here: after a reboot, write {STANDARD} again: gpunode cdi refresh")
-    return EngineFiles(tuple(files), generated, wanted, tuple(notes))
+    return EngineFiles(tuple(files), generated, enabled_units, tuple(notes))
 
 
 def _directory(path: str) -> str:

@@ -44,9 +44,9 @@ def find_hooks(host: Host) -> HookProgram | None:
     """
     for name in ("nvidia-cdi-hook", "nvidia-ctk"):
         path = hook_program(host, name)
-        found = query_hooks(host, path) if path else None
-        if found is not None:
-            return found
+        program = query_hooks(host, path) if path else None
+        if program is not None:
+            return program
     return None
 
 

@@ -60,15 +60,15 @@ def rank(host: Host, path: str, directories: Sequence[str] = DIRECTORIES) -> int
     return real.index(directory) if directory in real else None
 
 
-def _same(host: Host, one: str, other: str) -> bool:
-    split = [path.rpartition("/") for path in (one, other)]
+def _same(host: Host, path: str, other_path: str) -> bool:
+    split = [path.rpartition("/") for path in (path, other_path)]
     return split[0][2] == split[1][2] and host.realpath(split[0][0]) == host.realpath(split[1][0])
 
 
-def refuse_conflict(found: Rivals) -> None:
+def refuse_conflict(others: Rivals) -> None:
     """`PreconditionError` where a second file would make the devices of both unusable."""
-    if found.beside:
-        other = found.beside[0].path
+    if others.beside:
+        other = others.beside[0].path
         raise PreconditionError(
             f"{other} defines the same devices; with a second file beside it engines would use neither",
             hint=f"remove it: rm {other}, or write over it: gpunode cdi generate --output-file {other}",
@@ -76,23 +76,23 @@ def refuse_conflict(found: Rivals) -> None:
         )
 
 
-def remarks(found: Rivals) -> tuple[str, ...]:
+def remarks(others: Rivals) -> tuple[str, ...]:
     """Warnings about the other files."""
-    if len(found.before) > 1:
+    if len(others.before) > 1:
         # CDI's cache drops a device that two files of one directory have, regardless of later directories
-        paths = " and ".join(other.path for other in found.before)
+        paths = " and ".join(other.path for other in others.before)
         return (
-            f"{paths} define the same devices: engines use none of them, not even those in {found.path}; "
-            f"remove all but one: rm {found.before[0].path}",
+            f"{paths} define the same devices: engines use none of them, not even those in {others.path}; "
+            f"remove all but one: rm {others.before[0].path}",
         )
     hidden = (
-        f"{other.path} defines the same devices: {found.path} wins, but what only it names stays; "
+        f"{other.path} defines the same devices: {others.path} wins, but what only it names stays; "
         f"remove it if it is old: rm {other.path}"
-        for other in found.before
+        for other in others.before
     )
     hiding = (
-        f"{other.path} defines the same devices and wins over {found.path}; remove it: rm {other.path}"
-        for other in found.after
+        f"{other.path} defines the same devices and wins over {others.path}; remove it: rm {other.path}"
+        for other in others.after
     )
     return (*hidden, *hiding)
 
@@ -199,11 +199,13 @@ def listed(
     for spec in specs:
         for device in spec.devices:
             stale = (*common[spec.path], *stale_edits(host, device.edits, driver))
-            listing.append(_one(host, f"{spec.kind}={device.name}", spec, owners, stale, directories))
+            listing.append(
+                _listed_device(host, f"{spec.kind}={device.name}", spec, owners, stale, directories)
+            )
     return tuple(listing)
 
 
-def _one(
+def _listed_device(
     host: Host,
     name: str,
     spec: CdiSpec,
@@ -216,7 +218,9 @@ def _one(
     ranks = [rank(host, owner.path, directories) or 0 for owner in owners]
     for place in ranks:
         if ranks.count(place) > 1:
-            paths = [owner.path for owner, other in zip(owners, ranks, strict=True) if other == place]
+            paths = [
+                owner.path for owner, other_rank in zip(owners, ranks, strict=True) if other_rank == place
+            ]
             return ListedDevice(name, spec.path, "conflict", " and ".join(dict.fromkeys(paths)))
     winner = max(zip(ranks, owners, strict=True), key=lambda pair: pair[0])[1]
     if winner is not spec:

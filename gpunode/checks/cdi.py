@@ -122,11 +122,11 @@ def cdi_lost_at_reboot(node: Node) -> Verdict:
     if _WRITERS[0] not in node.units:
         return skip(f"systemd doesn't report the state of {_WRITERS[0]}")
     states = ((name, node.units.get(name)) for name in _WRITERS)
-    found = [seen(name, str(state)) for name, state in states if state is not None]
+    services = [seen(name, str(state)) for name, state in states if state is not None]
     return warn(
         f"{lost[0].path} is deleted by the next reboot, and nothing writes it again",
         *(seen(spec.path, f"{spec.kind}, in a file system in memory") for spec in lost),
-        *found,
+        *services,
         fix=_enable(node),
     )
 
@@ -198,7 +198,7 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     if node.host.device(_UVM) is None:
         return skip(f"{_UVM} doesn't exist on this node")
     for spec in specs:
-        paths = {other.path for other in spec.nodes}
+        paths = {file.path for file in spec.nodes}
         gpus = sorted(path for path in paths if path.removeprefix("/dev/nvidia").isdigit())
         if gpus and _UVM not in paths:
             evidence = (seen(spec.path, f"lists {', '.join(gpus[:4])}, but not {_UVM}"), seen(_UVM, "exists"))
@@ -229,15 +229,15 @@ def cdi_duplicate(node: Node) -> Verdict:
     specs = [spec for spec in node.cdi_specs if not spec.problem]
     if len(specs) < 2:
         return ok("no two CDI specifications define the same device") if specs else skip(_NONE)
-    for one, other in _pairs(specs):
-        names = sorted(set(one.names) & set(other.names))
-        if names and rank(one) == rank(other):
-            extra = one if "nvidia.yaml" in other.path else other
+    for first, second in _pairs(specs):
+        names = sorted(set(first.names) & set(second.names))
+        if names and rank(first) == rank(second):
+            extra = first if "nvidia.yaml" in second.path else second
             return judge(node)(
-                f"{one.path} and {other.path} define the same GPUs, so engines use neither",
+                f"{first.path} and {second.path} define the same GPUs, so engines use neither",
                 *(
-                    seen(spec.path, ", ".join(f"{one.kind}={name}" for name in names[:3]))
-                    for spec in (one, other)
+                    seen(spec.path, ", ".join(f"{first.kind}={name}" for name in names[:3]))
+                    for spec in (first, second)
                 ),
                 fix=Fix(
                     f"mv {extra.path} {extra.path}.disabled",
@@ -256,8 +256,8 @@ def cdi_duplicate(node: Node) -> Verdict:
 
 
 def _pairs(specs: list[CdiSpec]) -> Iterator[tuple[CdiSpec, CdiSpec]]:
-    for number, one in enumerate(specs):
-        yield from ((one, other) for other in specs[number + 1 :] if other.kind == one.kind)
+    for number, first in enumerate(specs):
+        yield from ((first, second) for second in specs[number + 1 :] if second.kind == first.kind)
 
 
 @check(
@@ -374,9 +374,9 @@ def cdi_spec_stale(node: Node) -> Verdict:
         wrong = tuple(_wrong(node, spec))
         if wrong:
             more = len(wrong) - _SHOWN
-            shown = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
+            evidence = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
             fix = fixes.rewrite_cdi(spec.path, spec.kind)
-            return judge(node)(f"{spec.path} no longer matches this machine", *shown, fix=fix)
+            return judge(node)(f"{spec.path} no longer matches this machine", *evidence, fix=fix)
     return ok(f"{many(len(specs), 'CDI specification')} match this machine")
 
 
@@ -422,12 +422,12 @@ def cdi_spec_missing(node: Node) -> Verdict:
     """
     if any(spec.serves_gpus for spec in node.cdi_specs) or _own_kind(node):
         return ok("a CDI specification for GPUs exists")
-    asked = _cdi_users(node)
-    if not asked:
+    users = _cdi_users(node)
+    if not users:
         return skip("no CDI specification for GPUs exists, and no engine here needs one")
     unit = node.units.get(_SERVICE)
     failed = [seen(_SERVICE, str(unit))] if unit and unit.active == "failed" else []
-    return fail("no CDI specification for GPUs exists", *asked, seen(_DIRECTORIES, "none"), *failed)
+    return fail("no CDI specification for GPUs exists", *users, seen(_DIRECTORIES, "none"), *failed)
 
 
 def _own_kind(node: Node) -> bool:
@@ -551,8 +551,8 @@ def cdi_refresh_inactive(node: Node) -> Verdict:
     service, path = node.units.get(_SERVICE), node.units.get(_PATH)
     if service is None or not service.installed:
         return skip(f"{_SERVICE} isn't installed")
-    ours = node.units.get(_OURS)
-    if ours is not None and ours.runs:
+    own_unit = node.units.get(_OURS)
+    if own_unit is not None and own_unit.runs:
         return ok(f"{_OURS} keeps the CDI specification up to date")
     if service.active == "failed":
         fix = after_reading_log(_SERVICE, Fix(f"systemctl restart {_SERVICE}"))

@@ -23,6 +23,7 @@ from gpunode.facts.containerd import (
     version_in_force,
     version_of,
 )
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.device_plugins import nri_plugin
 from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, sources
 from gpunode.facts.engines import containerd_role
@@ -108,7 +109,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         seen(wrong, f"version = {imported[wrong]}", line_of(text, "version")),
         seen(config.path, f"version = {own}", line_of(config.main_text, "version")),
     )
-    who = "k0s" if k0s else f"containerd {_dotted(node)}"
+    subject = "k0s" if k0s else f"containerd {_dotted(node)}"
     kind = "of a different version than" if k0s else "of a higher version than"
     fix = edit(node, wrong, line_of(text, "version"), _to_version(text, imported[wrong], own))
     if "nvidia-container-runtime" in text:  # gpunode writes the handler again, in the main file's version
@@ -118,7 +119,7 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         if k0s:
             again = again.after(fixes.restart_managed(runtime, daemon.unit).command)
         fix = again.after(f"mv {wrong} {wrong}.disabled")
-    return fail(f"{who} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
+    return fail(f"{subject} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
 
 
 def _unreadable(node: Node, path: str, message: str) -> Verdict:
@@ -130,11 +131,14 @@ def _unreadable(node: Node, path: str, message: str) -> Verdict:
         path, line = position[1], int(position[2])
         where = seen(path, f"column {position[3]}: {position[4]}", line)
     change = fixes.syntax(node.host.read_text(path) if line else None, line)
+    if position is not None and position[4].endswith(" twice"):
+        change = f"{position[4]}: delete one of the two, or move its settings into the other"
     process = node.containerd.process if node.containerd else None
     running = "still running, with the configuration that it loaded earlier" if process else "not running"
     state = seen(f"/proc/{process.pid}" if process else "/proc", f"containerd is {running}")
-    return fail(
-        "containerd's configuration can't be parsed", where, state, fix=edit(node, path, line, change)
+    return replace(
+        fail("containerd's configuration can't be parsed", where, state, fix=edit(node, path, line, change)),
+        why="containerd doesn't start with a file that it can't parse.",
     )
 
 
@@ -195,13 +199,13 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     line = line_of(node.host.read_text(table.path) or "", f"{table.plugin}")
     evidence = [seen(table.path, f"{table.plugin}: {', '.join(table.what)}", line)]
     number = version_in_force(config)
-    named = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
-    evidence += [seen(path, f"version = {number}") for path in named if path != table.path]
-    goes_by = f"uses version {number}" if named else f"uses version {number} because no file sets one"
+    versioned = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
+    evidence += [seen(path, f"version = {number}") for path in versioned if path != table.path]
+    goes_by = f"uses version {number}" if versioned else f"uses version {number} because no file sets one"
     # without registry settings, images come from their public registry, which may be good enough
     judge = warn if table.what == ("registry",) else fail
     change = f"rename this table to the plugin name of version {number}"
-    if not named:
+    if not versioned:
         line, change = 1, f"add version = {2 if 'grpc' in table.plugin else 3} above all other settings"
     ignored = judge(
         f'containerd {goes_by}, so it ignores "{table.plugin}"',
@@ -252,7 +256,7 @@ def judged(node: Node) -> ContainerdConfig | None:
 )
 def containerd_cri_disabled(node: Node) -> Verdict:
     """Without the CRI plugin the kubelet can't use containerd: it fails with 'unknown service
-    runtime.v1.RuntimeService'. The default file of Docker's package containerd.io disables the plugin.
+    runtime.v1.RuntimeService'. The package containerd.io installs a file that disables the plugin.
     """
     config = judged(node)
     if node.containerd is None or config is None:
@@ -270,12 +274,18 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     if older:
         text = "the running containerd still serves the CRI: it started before this setting"
         evidence.append(seen(node.containerd.socket, text))
-    kubelet = node.kubelet  # a distribution's kubelet is started by the fix, together with its containerd
-    if kubelet and kubelet.joined and not kubelet.process and kubelet.unit == "kubelet.service":
-        evidence.append(seen(kubelet.unit, "stopped"))
-        fix = replace(fix, note="Then start the kubelet: systemctl start kubelet")
-    disabled = fail("containerd's CRI plugin is disabled", *evidence, fix=fix)
+    what = "containerd's CRI plugin is disabled"
+    if older:
+        what = "containerd's CRI plugin is disabled from containerd's next start on"
+    if node.kubelet is not None and node.kubelet.stopped:
+        what = f"the kubelet is stopped, and {what}"
+        evidence.append(seen("kubelet.service", "stopped"))
+        fix = replace(fix, note=_START_KUBELET)
+    disabled = fail(what, *evidence, fix=fix)
     return replace(disabled, reboot=older)  # a daemon that already lacks the CRI loses nothing
+
+
+_START_KUBELET = "Then start the kubelet:\nsystemctl start kubelet"
 
 
 @check(
@@ -310,8 +320,7 @@ def containerd_not_restarted(node: Node) -> Verdict:
     if state != "listening" and node.containerd.manager and not _kubelet_runs(node):
         return skip(f"{node.containerd.manager} starts this containerd and isn't running")
     if state != "listening":
-        unit = () if node.containerd.manager else seen_unit(node, "containerd.service")
-        return fail("containerd isn't running", seen(socket, state), *unit, fix=_managed(node))
+        return _stopped(node, node.containerd, seen(socket, state))
     handlers = reported_handlers(node)
     if handlers is None:
         return _silent(node, socket)
@@ -322,6 +331,22 @@ def containerd_not_restarted(node: Node) -> Verdict:
     answer = seen(f"CRI Status at {socket}", f"handlers: {', '.join(handlers) or 'none'}")
     summary = f"containerd hasn't loaded the handler {', '.join(missing)} from {evidence[0].source} yet"
     return fail(summary, *evidence, answer, fix=_managed(node))
+
+
+def _stopped(node: Node, daemon: Daemon, answer: Evidence) -> Verdict:
+    fix = _managed(node) or replace(
+        fixes.RESTART_CONTAINERD.other, command="systemctl start containerd", effect="starts containerd"
+    )
+    evidence = [answer, *(() if daemon.manager else seen_unit(node, "containerd.service"))]
+    what = "containerd isn't running"
+    if node.kubelet is not None and node.kubelet.stopped:
+        what = f"{what}, and the kubelet is stopped"
+        evidence.append(seen("kubelet.service", "stopped"))
+        fix = replace(fix, note=_START_KUBELET)
+    return replace(
+        fail(what, *evidence, fix=fix),
+        why="Without containerd no pod or container can start. Those that run continue.",
+    )
 
 
 def _kubelet_runs(node: Node) -> bool:
@@ -431,9 +456,9 @@ def containerd_runtime_missing(node: Node) -> Verdict:
     if handlers is None:
         return skip(f"containerd doesn't report its configuration at {node.containerd.socket}")
     answer = seen(f"CRI Status at {node.containerd.socket}", f"handlers: {', '.join(handlers) or 'none'}")
-    ours = [name for name in handlers if name.startswith(HANDLER)]
-    if ours:
-        return ok(f"containerd has loaded the handler {', '.join(ours)}", answer)
+    own = [name for name in handlers if name.startswith(HANDLER)]
+    if own:
+        return ok(f"containerd has loaded the handler {', '.join(own)}", answer)
     return _without_handler(node, answer)
 
 
@@ -657,7 +682,7 @@ def containerd_nri(node: Node) -> Verdict:
     plugin = nri_plugin(node.host, node.processes)
     if plugin is None:
         return skip("no plugin on this node adds GPUs through NRI")
-    who = seen(f"/proc/{plugin.pid}", f"{plugin.name} with its NRI plugin enabled")
+    plugin_evidence = seen(f"/proc/{plugin.pid}", f"{plugin.name} with its NRI plugin enabled")
     version = node.containerd.version
     release = ".".join(map(str, version))
     if tables.can("containerd", "nri-plugin", version) is False:
@@ -665,7 +690,7 @@ def containerd_nri(node: Node) -> Verdict:
             f"the toolkit's NRI plugin needs containerd {tables.first('containerd', 'nri-plugin')} or newer"
         )
         evidence = seen(node.containerd.binary or "containerd", release)
-        return warn(text, who, evidence, fix=newer(node))
+        return warn(text, plugin_evidence, evidence, fix=newer(node))
     switch = dig(config.merged, "plugins", _NRI, "disable")
     listed = config.merged.get("disabled_plugins")
     if switch is True or (isinstance(listed, list) and _NRI in listed):
@@ -673,15 +698,17 @@ def containerd_nri(node: Node) -> Verdict:
         if isinstance(listed, list) and _NRI in listed:
             change = f'delete "{_NRI}" from disabled_plugins'
         fix = edit(node, config.path, None, change)
-        return warn("containerd's NRI is disabled", who, seen(config.path, f"{_NRI}: disabled"), fix=fix)
+        return warn(
+            "containerd's NRI is disabled", plugin_evidence, seen(config.path, f"{_NRI}: disabled"), fix=fix
+        )
     if switch is None and tables.can("containerd", "nri-default", version) is False:
         return warn(
             f"containerd {release} disables NRI unless its file sets disable = false",
-            who,
+            plugin_evidence,
             seen(config.path, f"no disable setting in {_NRI}"),
             fix=edit(node, config.path, None, _enable_nri(node, config.path)),
         )
-    return ok("containerd's NRI is enabled", who)
+    return ok("containerd's NRI is enabled", plugin_evidence)
 
 
 def _enable_nri(node: Node, path: str) -> str:

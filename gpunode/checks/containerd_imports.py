@@ -61,17 +61,17 @@ def containerd_imports_clobber(node: Node) -> Verdict:
     running = running_config(node)
     if not running:
         return _without_cri(node, lost) or skip("containerd doesn't report its configuration")
-    gone = tuple(
+    removed = tuple(
         sorted(
             (setting for setting in lost if is_lost(running, setting)),
             key=lambda setting: not _vital(setting),
         )
     )
-    if not gone:
+    if not removed:
         return ok("imported files replace tables, but no setting is lost")
-    names = ", ".join(setting.name for setting in gone[:3]) + (" and more" if len(gone) > 3 else "")
-    judge = fail if _vital(gone[0]) else warn
-    return _finding(node, judge, f"an imported file removes settings: {names}", gone)
+    names = ", ".join(setting.name for setting in removed[:3]) + (" and more" if len(removed) > 3 else "")
+    judge = fail if _vital(removed[0]) else warn
+    return _finding(node, judge, f"an imported file removes settings: {names}", removed)
 
 
 def _vital(lost: Lost) -> bool:
@@ -85,37 +85,37 @@ def _without_cri(node: Node, lost: tuple[Lost, ...]) -> Verdict | None:
     except DaemonError as error:
         config = node.containerd_config
         name = config.default_runtime if config else ""
-        gone = tuple(setting for setting in lost if setting.keys[:3] == ("containerd", "runtimes", name))
-        if error.code == "cri-disabled" and config and gone and name not in config.runtimes:
+        removed = tuple(setting for setting in lost if setting.keys[:3] == ("containerd", "runtimes", name))
+        if error.code == "cri-disabled" and config and removed and name not in config.runtimes:
             text = (
                 f"an imported file removes the default handler {name}, and the CRI plugin "
                 "doesn't load without it"
             )
-            return _finding(node, fail, text, gone)
+            return _finding(node, fail, text, removed)
     return None
 
 
-def _finding(node: Node, judge: Callable[..., Verdict], summary: str, gone: tuple[Lost, ...]) -> Verdict:
+def _finding(node: Node, judge: Callable[..., Verdict], summary: str, removed: tuple[Lost, ...]) -> Verdict:
     plugin = node.containerd_config.plugin if node.containerd_config else ""
-    line = line_of(node.host.read_text(gone[0].by) or "", plugin)
-    places = (seen(setting.file, str(setting), _line(node, setting)) for setting in gone[:_MOST])
+    line = line_of(node.host.read_text(removed[0].by) or "", plugin)
+    places = (seen(setting.file, str(setting), _line(node, setting)) for setting in removed[:_MOST])
     change = "add these settings in this order, so that the line numbers below remain right"
-    lines = _pasted(node, plugin, [setting for setting in gone if setting.by == gone[0].by])
+    lines = _pasted(node, plugin, [setting for setting in removed if setting.by == removed[0].by])
     table = seen(
-        gone[0].by, f'a table "{plugin}" without these settings: the running containerd lacks them', line
+        removed[0].by, f'a table "{plugin}" without these settings: the running containerd lacks them', line
     )
-    return judge(summary, *places, table, fix=edit(node, gone[0].by, None, "\n".join((change, *lines))))
+    return judge(summary, *places, table, fix=edit(node, removed[0].by, None, "\n".join((change, *lines))))
 
 
-def _pasted(node: Node, plugin: str, gone: Sequence[Lost]) -> Iterator[str]:
+def _pasted(node: Node, plugin: str, removed: Sequence[Lost]) -> Iterator[str]:
     """Settings of one file as TOML, by table, from its end to its start: an added line moves those below it.
     A table that the file has is named by its line, because a second header of the same table is a syntax
     error. A possible password is not shown."""
     numbers = {
-        table: number for number, table in headers((node.host.read_text(gone[0].by) or "").splitlines())
+        table: number for number, table in headers((node.host.read_text(removed[0].by) or "").splitlines())
     }
     tables: dict[KeyPath, list[Lost]] = {}
-    for setting in gone:
+    for setting in removed:
         tables.setdefault(("plugins", plugin, *setting.keys[:-1]), []).append(setting)
     for table, settings in sorted(tables.items(), key=lambda item: -numbers.get(item[0], sys.maxsize)):
         header = f"[{as_key(table)}]"
@@ -125,8 +125,8 @@ def _pasted(node: Node, plugin: str, gone: Sequence[Lost]) -> Iterator[str]:
             yield from ("# at the end:", header)
         for setting in settings:
             key = as_key(setting.keys[-1:])
-            shown = without_secrets(f"{key} = {as_value(setting.value)}")
-            yield f"# {key}: copy it from {setting.file}" if setting.secret else shown
+            setting_line = without_secrets(f"{key} = {as_value(setting.value)}")
+            yield f"# {key}: copy it from {setting.file}" if setting.secret else setting_line
 
 
 def _line(node: Node, lost: Lost) -> int | None:

@@ -98,7 +98,8 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
 )
 def crio_runtime_missing(node: Node) -> Verdict:
     """A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from runtime
-    list'. CRI-O reads only /etc/crio/crio.conf.d, and only when it starts.
+    list'. CRI-O reads /etc/crio/crio.conf and
+    /etc/crio/crio.conf.d only when it starts.
     """
     role = crio_role(node)
     if node.crio is None or not role.used:
@@ -108,10 +109,10 @@ def crio_runtime_missing(node: Node) -> Verdict:
     except DaemonError as error:
         return skip(f"CRI-O doesn't report its configuration: {error.message}")
     handlers = _handlers(runtime)
-    ours = nvidia_handlers(runtime)
+    own = nvidia_handlers(runtime)
     answer = seen(f"{node.crio.socket} /config", f"handlers: {', '.join(sorted(handlers)) or 'none'}")
-    if ours:
-        return ok(f"CRI-O has loaded the handler {', '.join(ours)}", answer)
+    if own:
+        return ok(f"CRI-O has loaded the handler {', '.join(own)}", answer)
     return (
         _not_restarted(node, node.crio, answer)
         or _in_another_directory(node, node.crio, answer)
@@ -195,7 +196,7 @@ def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None
             "CRI-O has no nvidia handler and can't read its configuration file", place, answer, fix=edit
         )
     result = [] if files is None else [_nvidia_in(file) for file in files.files if _nvidia_in(file)]
-    evidence = [one for one in result if one is not None]
+    evidence = [entry for entry in result if entry is not None]
     if not evidence:
         return None
     summary = f"CRI-O hasn't loaded the {evidence[0].value} from {evidence[0].source} yet"
@@ -214,13 +215,13 @@ def _in_another_directory(node: Node, crio: Daemon, answer: Evidence) -> Verdict
     stray = []
     for name in node.host.listdir(_UNREAD):
         try:
-            found = _nvidia_in(load_file(node.host, f"{_UNREAD}/{name}"))
+            evidence = _nvidia_in(load_file(node.host, f"{_UNREAD}/{name}"))
         except ConfigError:
             continue
-        stray += [found] if found is not None else []
+        stray += [evidence] if evidence is not None else []
     if not stray:
         return None
-    fix = move(tuple(one.source for one in stray), place)
+    fix = move(tuple(entry.source for entry in stray), place)
     return fail(f"the nvidia handler is in {_UNREAD}, which CRI-O doesn't read", *stray, answer, fix=fix)
 
 
@@ -261,16 +262,16 @@ def crio_runtime_path(node: Node) -> Verdict:
     except DaemonError as error:
         return skip(f"CRI-O doesn't report its configuration: {error.message}")
     default = str(runtime.get("default_runtime") or "")
-    answer, ours = f"{node.crio.socket} /config", nvidia_handlers(runtime)
-    judged = {name: table for name, table in _handlers(runtime).items() if name == default or name in ours}
-    for name, table in judged.items():
+    answer, own = f"{node.crio.socket} /config", nvidia_handlers(runtime)
+    checked = {name: table for name, table in _handlers(runtime).items() if name == default or name in own}
+    for name, table in checked.items():
         for key in ("runtime_path", "monitor_path"):
             program = table.get(key)
             if isinstance(program, str) and program and not node.host.which(program):
                 suffix = "; it is the default, so no pod starts" if name == default else ""
                 text = f'{key} of the handler "{name}" doesn\'t exist{suffix}'
                 return fail(text, *_line_of(node, name, key), seen(answer, f"{name}: {key} {program}"))
-    return ok("the binaries of CRI-O's handlers exist") if judged else skip("CRI-O has no handler to check")
+    return ok("the binaries of CRI-O's handlers exist") if checked else skip("CRI-O has no handler to check")
 
 
 def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:

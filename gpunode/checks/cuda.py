@@ -79,8 +79,10 @@ def _branch_above(node: Node, requested: tuple[int, int] | None) -> int:
     above = driver.branch(node.driver_version) + 1
     least = max(above, driver.branch(known.minimum) if known else 0)
     last = driver_packages.last_branch(node)
-    fitting = (one for one in (driver_packages.LONG_TERM, *sorted(driver.kept())) if one >= least)
-    return next((one for one in fitting if not last or one <= last), 0)
+    fitting = (
+        candidate for candidate in (driver_packages.LONG_TERM, *sorted(driver.kept())) if candidate >= least
+    )
+    return next((branch for branch in fitting if not last or branch <= last), 0)
 
 
 _NO_IMAGE_OPTION = "not requested: --image REF compares an image's requirements with this node"
@@ -117,7 +119,7 @@ def image_needs_newer_driver(node: Node) -> Verdict:
     if not image.requirements:
         return _by_release(node, image)
     try:
-        judged = judge_requirements(node, image.requirements)
+        results = judge_requirements(node, image.requirements)
     except ValueError as error:
         return fail(
             f"{reference} has a requirement that the runtime rejects: {error}",
@@ -126,31 +128,31 @@ def image_needs_newer_driver(node: Node) -> Verdict:
                 f"docker run --gpus all --env NVIDIA_DISABLE_REQUIRE=1 {quote(reference)}", needs_root=False
             ),
         )
-    return _requirements(node, judged)
+    return _requirements(node, results)
 
 
-def _requirements(node: Node, judged: tuple[Judged, ...]) -> Verdict:
+def _requirements(node: Node, results: tuple[Judged, ...]) -> Verdict:
     reference = node.questions.image
-    wrong = [one for one in judged if one.holds is False]
+    wrong = [result for result in results if result.holds is False]
     if not wrong:
-        unsure = [one for one in judged if one.holds is None]
+        unsure = [result for result in results if result.holds is None]
         if unsure:
             return skip(
                 f"{unsure[0].name} of {reference} can't be compared: facts about the GPUs are missing"
             )
-        return ok(f"this node meets the requirements of {reference}", *_here(node))
+        return ok(f"this node meets the requirements of {reference}", *_gpus_of_node(node))
     first = wrong[0]
-    evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_here(node))
-    asked = first.text.split(" ")[0].replace(",", " and ")
+    evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_gpus_of_node(node))
+    requirement = first.text.split(" ")[0].replace(",", " and ")
     requested = requested_release(node)
     fix = newer_driver(node, requested.release if requested else None, other_image)
-    if len(wrong) == len(judged) or first.gpu is None:
-        return fail(f"{reference} requires {asked}, which this node doesn't meet", *evidence, fix=fix)
+    if len(wrong) == len(results) or first.gpu is None:
+        return fail(f"{reference} requires {requirement}, which this node doesn't meet", *evidence, fix=fix)
     name = f"GPU {first.gpu.index} ({first.gpu.name})"
-    return warn(f"{reference} requires {asked}, which {name} doesn't meet", *evidence, fix=fix)
+    return warn(f"{reference} requires {requirement}, which {name} doesn't meet", *evidence, fix=fix)
 
 
-def _here(node: Node) -> tuple[Evidence, ...]:
+def _gpus_of_node(node: Node) -> tuple[Evidence, ...]:
     cuda = driver_cuda(node)
     offered = f", CUDA {cuda[0]}.{cuda[1]}" if cuda else ""
     return (seen("the loaded driver", f"{driver_version(node) or 'unknown'}{offered}"),)
@@ -169,7 +171,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
             f"{reference} has no requirements for the driver", seen(image.engine, "no NVIDIA_REQUIRE_*")
         )
     answer, needed = releases.runs(built, driver, driver_cuda(node))
-    evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_here(node))
+    evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_gpus_of_node(node))
     if answer is None:
         return skip(f"the driver that CUDA {image.cuda} of {reference} needs is unknown")
     if answer:
@@ -222,8 +224,11 @@ def vectoradd_image_arch(node: Node) -> Verdict:
         f"{node.questions.image} is older than {', '.join(late)}: its failure doesn't mean that this "
         "node is broken",
         *(
-            seen(name, f"compute capability {one}, supported since CUDA {releases.first_for(one)}")
-            for name, one in late.items()
+            seen(
+                name,
+                f"compute capability {capability}, supported since CUDA {releases.first_for(capability)}",
+            )
+            for name, capability in late.items()
         ),
         seen(node.questions.image, f"built with CUDA {cuda}"),
         fix=VERIFY,
@@ -252,20 +257,20 @@ def cuda_driver_version(node: Node) -> Verdict:
     """A program that uses a newer CUDA than the driver supports fails with error 35, 'CUDA driver version is
     insufficient for CUDA runtime version'. Within one major release, any driver of that release works.
     """
-    asked = releases.release_of(node.questions.cuda)
-    if asked is None:
-        given = node.questions.cuda
-        return skip(f"--cuda {given}: not a CUDA release, such as 12.8" if given else _NO_CUDA_OPTION)
-    driver, name = driver_version(node), f"{asked[0]}.{asked[1]}"
+    requested = releases.release_of(node.questions.cuda)
+    if requested is None:
+        option = node.questions.cuda
+        return skip(f"--cuda {option}: not a CUDA release, such as 12.8" if option else _NO_CUDA_OPTION)
+    driver, name = driver_version(node), f"{requested[0]}.{requested[1]}"
     if not driver:
         return skip("the driver doesn't report its version")
-    answer, needed = releases.runs(asked, driver, driver_cuda(node))
+    answer, needed = releases.runs(requested, driver, driver_cuda(node))
     evidence = seen("the loaded driver", driver)
     if answer is None:
         return skip(f"the driver that CUDA {name} needs is unknown")
     if not answer:
         what = f"CUDA {name} needs {needed}, but the driver is {driver}"
-        return fail(what, evidence, fix=newer_driver(node, asked))
+        return fail(what, evidence, fix=newer_driver(node, requested))
     return ok(f"driver {driver} runs CUDA {name} programs", evidence)
 
 
@@ -327,16 +332,19 @@ def no_kernel_image(node: Node) -> Verdict:
         return skip(_NO_RELEASE if requested is None else "NVML lists no GPUs")
     if not node.questions.cuda and sample_cuda(node.questions.image):
         return skip("see vectoradd-image-arch for this image")
-    found = {
+    support = {
         gpu.name: (gpu.compute_capability, releases.makes_code_for(requested.release, gpu.compute_capability))
         for gpu in known.gpus
         if not gpu.error
     }
-    dropped = {name: one for name, (one, answer) in found.items() if answer == "dropped"}
-    early = {name: one for name, (one, answer) in found.items() if answer == "too-early"}
+    dropped = {name: capability for name, (capability, answer) in support.items() if answer == "dropped"}
+    early = {name: capability for name, (capability, answer) in support.items() if answer == "too-early"}
     evidence = tuple(
-        seen(name, f"compute capability {one}: CUDA {releases.first_for(one)} to {_last(one)}")
-        for name, one in (dropped or early).items()
+        seen(
+            name,
+            f"compute capability {capability}: CUDA {releases.first_for(capability)} to {_last(capability)}",
+        )
+        for name, capability in (dropped or early).items()
     )
     if dropped:
         last = releases.last_for(next(iter(dropped.values())))
@@ -449,6 +457,8 @@ def cuda_uninitialised(node: Node) -> Verdict:
         return fail("CUDA doesn't initialise on this node", seen(source, answer.error))
     broken = [device for device in answer.devices if device.status == "fail"]
     if broken:
-        evidence = (seen(f"{source}, {one.name or one.uuid}", one.message or "fail") for one in broken)
+        evidence = (
+            seen(f"{source}, {device.name or device.uuid}", device.message or "fail") for device in broken
+        )
         return fail(f"{len(broken)} of {len(answer.devices)} devices can't compute", *evidence)
     return ok(f"CUDA computes on {len(answer.devices)} devices")

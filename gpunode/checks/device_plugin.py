@@ -92,8 +92,8 @@ def busy_stage(node: Node) -> str:
 
 def _without_plugin(node: Node) -> Verdict | None:
     """Pods may get GPUs without a plugin: through a runtime class and a variable that names the GPUs."""
-    meant = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
-    if meant or not node.cri_containers:
+    expected = node.plugin_processes or node.plugin_logs or node.operator.pods or has_own_plugin(node)
+    if expected or not node.cri_containers:
         return None
     seeing = {container.id for container in node.gpu_containers}
     pods = [
@@ -195,7 +195,7 @@ def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
         last = max((number for number, line in enumerate(log.lines) if _SEEING in line), default=-1)
         result += [(log, line) for line in log.lines[last + 1 :] if _ERROR.search(line)][-1:]
     return max(
-        result, key=lambda one: one[1].split(" ", 1)[0], default=None
+        result, key=lambda entry: entry[1].split(" ", 1)[0], default=None
     )  # each line starts with its time
 
 
@@ -252,8 +252,8 @@ _RESTART_POD = fixes.same(RESTART_POD)
     refs=_REFS,
 )
 def allocatable_zero(node: Node) -> Verdict:
-    """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. After an XID error a plugin marks
-    the GPU unhealthy, and marks it healthy again only after a restart of the plugin.
+    """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin that has marked a GPU
+    unhealthy, for example after an XID error, marks it healthy again only after a restart of the plugin.
     """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
@@ -274,9 +274,13 @@ def allocatable_zero(node: Node) -> Verdict:
         summary = f"the kubelet can allocate none of this node's GPUs{_off_the_bus(fallen)}"
         return fail(summary, answer, *lines, *_last_words(node), fix=fix)
     # partitioned or shared GPUs have their own ids: UUID::3 is the fourth share of a GPU
-    ids = {one.partition("::")[0] for some in allocatable.nvidia.values() for one in some}
+    ids = {
+        device_id.partition("::")[0]
+        for resource_ids in allocatable.nvidia.values()
+        for device_id in resource_ids
+    }
     parts = any("mig" in name.lower() for name in (*ids, *counts))
-    if parts or len(ids) >= usual or _chosen(node):
+    if parts or len(ids) >= usual or _selects_gpus(node):
         return ok(f"the kubelet can allocate {len(ids)} devices", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
     summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs{_off_the_bus(fallen)}"
@@ -289,8 +293,9 @@ def _restart(node: Node, usual: int) -> Fix:
     fix, inventory = restart_plugin(node), node.nvml.inventory
     if inventory is None or sum(not gpu.error for gpu in inventory.gpus) < usual:
         return fix
-    more = "All GPUs answer the driver. If the kubelet counts too few after this, drain the node and reboot"
-    return replace(fix, note="\n".join(filter(None, (fix.note, more))))
+    more = "If the kubelet still counts too few GPUs after this fix, drain the node and reboot"
+    text, *commands = fix.note.split("\n")
+    return replace(fix, note="\n".join((f"{text}. {more}" if text else more, *commands)))
 
 
 def _after_fallen(node: Node, usual: int) -> Fix:
@@ -326,7 +331,7 @@ def _foreign(node: Node) -> Verdict | None:
     }  # the latter are from GKE
     for name in _WHOLE:
         ids = allocatable.nvidia.get(name, ())
-        if any(one.startswith("MIG-") or "/gi" in one for one in ids):
+        if any(device_id.startswith("MIG-") or "/gi" in device_id for device_id in ids):
             continue  # this user has no permission to read MIG devices from NVML
         if all_foreign(ids, gpus):
             return fail(
@@ -341,10 +346,12 @@ def _foreign(node: Node) -> Verdict | None:
     return None
 
 
-def _chosen(node: Node) -> bool:
+def _selects_gpus(node: Node) -> bool:
     """Whether the plugin is configured to use only some of the GPUs, or this is unknown."""
-    given = [process.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for process in node.plugin_processes]
-    return any(value not in ("all", "void", "") for value in given)
+    selections = [
+        process.environment.get("NVIDIA_VISIBLE_DEVICES", "all") for process in node.plugin_processes
+    ]
+    return any(value not in ("all", "void", "") for value in selections)
 
 
 def _last_words(node: Node) -> tuple[Evidence, ...]:
@@ -388,28 +395,30 @@ def plugin_cannot_see_nvml(node: Node) -> Verdict:
 
 def _nvml_error_line(log: PluginLog) -> str | None:
     """The last line with such an error, unless a registration follows it."""
-    found = None
+    result = None
     for line in log.lines:
         if _SEEING in line:
-            found = None
+            result = None
         elif any(mark in line for mark in _BLIND):
-            found = line
-    return found
+            result = line
+    return result
 
 
 def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | None]:
     """Runtime handler of the pod, if the engine reports it: without nvidia it gets no libraries."""
     pods = [container for container in node.cri_containers if container.pod == log.pod]
-    named = [pod for pod in pods if _PLUGIN in pod.name or _PLUGIN in pod.pod]
-    if not named or named[0].handler.startswith("nvidia"):
+    plugin_pods = [pod for pod in pods if _PLUGIN in pod.name or _PLUGIN in pod.pod]
+    if not plugin_pods or plugin_pods[0].handler.startswith("nvidia"):
         return (), None
-    shown = f"the handler {named[0].handler}" if named[0].handler else "the default handler"
+    handler_text = (
+        f"the handler {plugin_pods[0].handler}" if plugin_pods[0].handler else "the default handler"
+    )
     where = node.kubelet.endpoint if node.kubelet else "the CRI"
     owner = log.pod.rpartition("-")[0]
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
     command = f"kubectl --namespace {log.namespace} patch daemonset {owner} --patch '{patch}'"
     fix = Fix(command, needs_root=False, disruptive="restart", disturbs=RESTARTS_PLUGINS)
-    return (seen(where, f"pod {log.pod} runs under {shown}"),), fix
+    return (seen(where, f"pod {log.pod} runs under {handler_text}"),), fix
 
 
 def message(line: str) -> str:
@@ -609,7 +618,8 @@ def plugin_device_specs(node: Node) -> Verdict:
 _SHOW_PLUGINS = fixes.same(
     fixes.look(
         "kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin",
-        "Delete all but one: kubectl delete daemonset. Running pods keep their GPUs",
+        "Uninstall all but one: its Helm release or operator would create a deleted DaemonSet again. Running "
+        "pods keep their GPUs; pods that request a resource of the removed plugin stay pending",
         needs_root=False,
     )
 )
@@ -633,10 +643,10 @@ def plugin_multiple(node: Node) -> Verdict:
     """
     now = node.host.now()
     # while a pod is replaced, the old and the new one both run
-    settled = [
+    processes = [
         process for process in node.plugin_processes if now - process.process.started > _SETTLED_SECONDS
     ]
-    plugins = {one.container or str(one.process.pid): one for one in settled}
+    plugins = {process.container or str(process.process.pid): process for process in processes}
     if len(plugins) < 2:
         return ok("one device plugin runs on this node") if plugins else skip(_NONE)
     names = {

@@ -146,7 +146,7 @@ def dev_node_major_stale(node: Node) -> Verdict:
     )
     paths = " ".join(device.path for device, _ in stale)
     return fail(
-        f"{len(stale)} device files have a major number that the kernel doesn't use",
+        "device files have a major number that the kernel doesn't use",
         *evidence,
         fix=Fix(f"rm {paths} && nvidia-modprobe -c0 -u"),
     )
@@ -284,16 +284,16 @@ def dev_perms(node: Node) -> Verdict:
     'Insufficient Permissions', while the same container works as root.
     """
     nodes = _used_by_cuda(node)
-    closed = tuple(other for other in nodes if other.mode & _RW != _RW)
+    closed = tuple(file for file in nodes if file.mode & _RW != _RW)
     if not nodes:
         return skip("no NVIDIA device files exist")
     if not closed:
         return ok(f"all users can open the {len(nodes)} device files")
-    evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
+    evidence = [seen(file.path, f"mode {file.mode:04o}") for file in closed[:4]]
     expected = devices.device_file_mode(node.host)
     if expected is not None and expected & _RW != _RW:
         evidence.append(seen(_PARAMS, f"DeviceFileMode {expected} ({expected:04o})"))
-        words = f"the driver restricts {len(closed)} device files to their group"
+        words = f"the driver restricts {many(len(closed), 'device file')} to their group"
         if node.distribution.family == "suse":
             return note(words, *evidence)  # group video, as its packages set it
         option = node.module_options.option("nvidia", "NVreg_DeviceFileMode")
@@ -301,13 +301,13 @@ def dev_perms(node: Node) -> Verdict:
             return warn(words, *evidence)
         evidence.append(seen(option.source, f"{option.name}={option.value}", option.line))
         return warn(words, *evidence, fix=change_mode(option.source))
-    fix = open_files(tuple(one.path for one in closed))
-    return warn(f"not all users can open {len(closed)} device files", *evidence, fix=fix)
+    fix = open_files(tuple(file.path for file in closed))
+    return warn(f"not all users can open {many(len(closed), 'device file')}", *evidence, fix=fix)
 
 
 def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
     """Files that every CUDA program opens. Those in nvidia-caps are restricted to root by design."""
-    return tuple(other for other in node.device_nodes if devices.needed(other.path))
+    return tuple(file for file in node.device_nodes if devices.needed(file.path))
 
 
 @check(
@@ -341,17 +341,19 @@ def dev_char_symlinks(node: Node) -> Verdict:
         )
     losing = [engine for engine in engines if engine.forgets]
     nodes = _used_by_cuda(node)
-    missing = tuple(one for one in nodes if not node.host.exists(f"/dev/char/{one.major}:{one.minor}"))
+    missing = tuple(file for file in nodes if not node.host.exists(f"/dev/char/{file.major}:{file.minor}"))
     if not losing:
         return ok(f"systemd knows the devices of {engines[0].name}'s containers")
-    evidence: list[Evidence] = [seen(one.source, one.forgets) for one in losing]
-    by_hook = [one for one in losing if one.by_hook]
+    evidence: list[Evidence] = [seen(engine.source, engine.forgets) for engine in losing]
+    by_hook = [engine for engine in losing if engine.by_hook]
     if by_hook:
         words = f"GPU containers of {by_hook[0].name} lose their GPUs when systemd is reloaded"
         return warn(words, *evidence, fix=by_cdi(by_hook[0].old_toolkit))
     if not missing:
         return ok("the links in /dev/char that this runc needs exist", *evidence)
-    evidence += [seen(f"/dev/char/{one.major}:{one.minor}", "absent") for one in missing[:4]]
+    evidence += [seen(f"/dev/char/{file.major}:{file.minor}", "absent") for file in missing[:4]]
+    if len(missing) > 4:
+        evidence.append(seen("/dev/char", f"and {len(missing) - 4} more"))
     words = f"GPU containers of {losing[0].name} lose their GPUs when systemd is reloaded"
     return warn(words, *evidence, fix=make_links(missing))
 
@@ -387,7 +389,7 @@ def imex_channels(node: Node) -> Verdict:
     channels = node.host.devices(devices.IMEX_CHANNELS)
     closed = [channel for channel in channels if channel.mode & _RW != _RW]
     if closed:
-        evidence = [seen(one.path, f"mode {one.mode:04o}") for one in closed[:4]]
+        evidence = [seen(file.path, f"mode {file.mode:04o}") for file in closed[:4]]
         return note(f"only some users can open {len(closed)} of {len(channels)} IMEX channels", *evidence)
     if channels:
         return ok(f"{len(channels)} IMEX channels exist")
@@ -442,19 +444,20 @@ def cgroup_device_revoked(node: Node) -> Verdict:
     containers = node.gpu_containers
     if not containers:
         return skip("no running container has GPU device files")
-    judged = [(container, _lost(node, container)) for container in containers]
-    lost = [(one, what) for one, what in judged if what is not None]
+    results = [(container, _lost_device(node, container)) for container in containers]
+    lost = [(container, what) for container, what in results if what is not None]
     if not lost:
         return ok(f"{many(len(containers), 'container')} with GPUs: none shows signs of lost devices")
     evidence = [
-        seen(what.source, f"{_name(node, one)}: {what.value}", what.line) for one, what in lost[:_SHOWN]
+        seen(what.source, f"{_name(node, container)}: {what.value}", what.line)
+        for container, what in lost[:_SHOWN]
     ]
-    names = ", ".join(_name(node, one) for one, _ in lost)
+    names = ", ".join(_name(node, container) for container, _ in lost)
     summary = f"{many(len(lost), 'container')} lost GPUs while running: {names}"
-    return fail(summary, *evidence, fix=_recreate([one for one, _ in lost]))
+    return fail(summary, *evidence, fix=_recreate([container for container, _ in lost]))
 
 
-def _lost(node: Node, container: Container) -> Evidence | None:
+def _lost_device(node: Node, container: Container) -> Evidence | None:
     """Evidence that this container can't open a device file any more; None if there is none. One with the
     host's whole /dev sees files that it was never allowed to open."""
     if node.host.device(f"/proc/{container.pid}/root/dev/mem") is not None:
@@ -493,9 +496,9 @@ def _taken_by_systemd(node: Node, container: Container) -> Evidence | None:
 
 def _name(node: Node, container: Container) -> str:
     """Name for users: pod and container, Docker's name, or the start of the container id."""
-    for one in node.cri_containers:
-        if one.id == container.id:
-            return f"pod {one.namespace}/{one.pod}, container {one.name}"
+    for entry in node.cri_containers:
+        if entry.id == container.id:
+            return f"pod {entry.namespace}/{entry.pod}, container {entry.name}"
     for identifier, name, _ in node.docker_containers:
         if identifier == container.id:
             return f"Docker container {name}"
@@ -505,15 +508,15 @@ def _name(node: Node, container: Container) -> str:
 def _recreate(lost: list[Container]) -> Fix | None:
     """Restarting a container restores its devices; the kubelet restarts a pod's containers."""
     commands: dict[str, list[str]] = {}
-    for one in lost:
-        place = f"{one.group} {one.devices_group}"
+    for container in lost:
+        place = f"{container.group} {container.devices_group}"
         command = next((words for mark, words in _STARTED_BY.items() if mark in place), None)
         if command is not None:
-            commands.setdefault(command, []).append(one.id[:12])
+            commands.setdefault(command, []).append(container.id[:12])
     if not commands:
         return None
     command = " && ".join(f"{command} {' '.join(ids)}" for command, ids in commands.items())
-    disturbs = _STOPS if _STOP in commands else "restarts the named containers"
+    disturbs = _STOPS if _STOP in commands else "restarts these containers, which ends their work"
     return Fix(command, disruptive="restart", disturbs=disturbs)
 
 

@@ -8,7 +8,7 @@ from gpunode.facts.docker import beyond_reload
 from gpunode.facts.node import Node
 from gpunode.output.result import Fix
 
-_DISTURBS = {"restart": "restarts a daemon", "drain": "stops GPU work", "reboot": "reboots the node"}
+_DISTURBS = {"restart": "restarts a daemon", "drain": "stops GPU work", "reboot": "reboots this machine"}
 _UNKNOWN = "stops its containers unless live-restore is on"
 _RELOADS_DOCKER = "reloads Docker: running containers continue"
 

@@ -16,6 +16,7 @@ from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import (
     TABLE,
+    VALIDATES,
     beyond_reload,
     flag_conflicts,
     listens_there,
@@ -109,6 +110,7 @@ UPGRADE = per_family(
 # settings that a running dockerd takes over on SIGHUP (moby daemon/reload.go)
 _RELOADED = ("runtimes", "default-runtime", "live-restore", "insecure-registries", "registry-mirrors")
 
+_NO_COMMA = "Leave no comma before }"
 _RELOADS = "Docker is running. This reloads it: running containers continue"
 
 _PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
@@ -131,7 +133,14 @@ def edit(node: Node, docker: Daemon, line: int | None, change: str, *, reload: b
     """Open its file at a line, and restart dockerd. With `reload`, a running dockerd takes this change over
     without a restart."""
     again = _reload(node, docker) if reload and _reloads(node, docker) else _restart(node, docker)
-    return fixes.edit_file(docker.config_path, line, change, again)
+    return fixes.edit_file(docker.config_path, line, change, _validated(docker, again))
+
+
+def _validated(docker: Daemon, fix: Fix) -> Fix:
+    """The fix, if dockerd accepts its file: dockerd doesn't start with a wrong one."""
+    if docker.version < VALIDATES or docker.manager or docker.user:
+        return fix
+    return fix.after(f"dockerd --validate --config-file {docker.config_path}")
 
 
 def _reloads(node: Node, docker: Daemon) -> bool:
@@ -202,7 +211,7 @@ UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-inv
 )
 def docker_config_invalid_json(node: Node) -> Verdict:
     """A running Docker keeps the configuration that it loaded earlier. At its next start it refuses the file,
-    and every container on this node stays down.
+    and all of its containers stay down.
     """
     if node.docker is None:
         return skip(docker_role(node).reason)
@@ -254,7 +263,7 @@ def _correct(node: Node, docker: Daemon, line: int | None, change: str) -> Fix:
     note = (
         "Docker keeps the settings that it has loaded. This loads the corrected file and stops no container:"
     )
-    return replace(fix, note=f"{note}\n{_reload(node, docker).command}")
+    return replace(fix, note=f"{note}\n{_validated(docker, _reload(node, docker)).command}")
 
 
 def readable(node: Node) -> dict[str, Any] | None:
@@ -313,7 +322,7 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     # from the end of the file, so that the other line numbers remain right
     first, *others = sorted(places.items(), key=lambda place: -(place[1] or 0))
     parts = (f'delete "{first[0]}"', *(f'line {line or "?"}: delete "{key}"' for key, line in others))
-    change = f"{'; '.join(parts)}. Keep the flags"
+    change = f"{'; '.join(parts)}. {_NO_COMMA}. Keep the flags"
     # a running dockerd started with the flag alone, so nothing changes for it
     fix = edit(node, node.docker, first[1], change, reload=True)
     summary = f"Docker's flags and {path} both set {', '.join(keys)}"
@@ -480,14 +489,14 @@ def docker_not_restarted(node: Node) -> Verdict:
     config = readable(node)
     if config is None:
         return skip(UNPARSABLE)
-    named = programs(config)
+    runtimes = programs(config)
     try:
         info = node.docker_info
     except DaemonError as error:
         return skip(f"Docker doesn't report its configuration: {error.message}")
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
-    missing = sorted(set(named) - set(as_dict(info.get("Runtimes"))))
+    missing = sorted(set(runtimes) - set(as_dict(info.get("Runtimes"))))
     default = config.get("default-runtime")
     evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
@@ -586,10 +595,10 @@ def _not_registered(node: Node, docker: Daemon, info: dict[str, Any], evidence: 
 def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
     """Docker looks for the toolkit's hook only when it starts (moby, daemon/nvidia_linux.go)."""
     process = node.docker.process if node.docker else None
-    came = toolkit_installed(node.host, node.packages, hook) if process else None
-    if process is None or came is None or came[0] <= process.started:
+    installation = toolkit_installed(node.host, node.packages, hook) if process else None
+    if process is None or installation is None or installation[0] <= process.started:
         return None
-    source, _, value = came[1].partition(": ")
+    source, _, value = installation[1].partition(": ")
     return (
         seen(source, value or "installed"),
         seen(f"/proc/{process.pid}", f"dockerd, started {utc(process.started)}"),
@@ -644,7 +653,7 @@ def docker_unknown_key(node: Node) -> Verdict:
 def _renamed(key: str) -> tuple[str, str]:
     """How to correct an unknown setting: rename a known misspelling, else delete it; and its right name."""
     name = {"runtime": "runtimes"}.get(key, key.replace("_", "-"))
-    return (f'delete "{key}"', "") if name == key else (f'change "{key}" to "{name}"', name)
+    return (f'delete "{key}". {_NO_COMMA}', "") if name == key else (f'change "{key}" to "{name}"', name)
 
 
 @check(
@@ -680,8 +689,8 @@ def docker_default_runtime(node: Node) -> Verdict:
         return skip(f"Docker doesn't report its configuration: {error.message}")
     name = str(info.get("DefaultRuntime") or "")
     program = programs(info, "Runtimes").get(name, "")
-    judged = name in nvidia_programs(info, "Runtimes") or program.startswith("/")
-    if not judged or not program or node.host.which(program):
+    is_nvidia = name in nvidia_programs(info, "Runtimes") or program.startswith("/")
+    if not is_nvidia or not program or node.host.which(program):
         return ok(f"the default runtime is {name or 'unknown'}")
     path = node.docker.config_path
     line = line_of(node.host.read_text(path) or "", '"default-runtime"')

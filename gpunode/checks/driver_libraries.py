@@ -33,10 +33,8 @@ from gpunode.facts.pci import PciGpu
 from gpunode.facts.system import WSL2
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
+from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 from gpunode.output.result import Evidence, Fix
-
-_NO_PERMISSION = 4  # NVML_ERROR_NO_PERMISSION, nvml.h
-_RESET_REQUIRED = "(NVML 16)"  # as NvmlError words it; gpu-reset-required reports it
 
 
 @check(
@@ -210,14 +208,15 @@ def nvml_hang(node: Node) -> Verdict:
     if probe.timed_out:
         evidence = (seen(source, probe.message), *_from_the_log(node))
         return fail("NVML does not answer", *evidence, fix=fixes.REBOOT.other)
-    if probe.code == _NO_PERMISSION and not node.host.is_root:
+    if probe.code == NO_PERMISSION and not node.host.is_root:
         return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     if not probe.asked:
         return skip(probe.message)
     if probe.inventory is None:
         code = "" if probe.code is None else f" (code {probe.code})"
         return fail("NVML fails", seen(source, f"{probe.message}{code}"), *_from_the_log(node))
-    broken = [gpu for gpu in probe.inventory.gpus if gpu.error and _RESET_REQUIRED not in gpu.error]
+    # gpu-reset-required reports the others
+    broken = [gpu for gpu in probe.inventory.gpus if gpu.error and gpu.error_code != RESET_REQUIRED]
     if broken:
         errors = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken]
         errors += _from_the_log(node, *(gpu.pci for gpu in broken if gpu.pci))
@@ -253,7 +252,7 @@ def driver_libs_mixed(node: Node) -> Verdict:
     nvml, cuda = node.nvml_library, node.cuda_library
     if nvml is None or cuda is None or not nvml.version or not cuda.version:
         return skip("the libraries' versions are unknown")
-    evidence = [seen(one.real, f"{one.version} ({one.soname})") for one in (nvml, cuda)]
+    evidence = [seen(library.real, f"{library.version} ({library.soname})") for library in (nvml, cuda)]
     if nvml.version == cuda.version:
         return ok(f"both libraries have version {nvml.version}", *evidence)
     if is_compat(cuda.real):
@@ -285,16 +284,16 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     """The libraries refuse a module of another version (NVML: Driver/library version mismatch, code 18).
     Usually an unattended upgrade replaced the libraries while the old module was still loaded.
     """
-    module, found = node.module, _libraries(node)
-    if module is None or not module.version or not found:
+    module, versioned = node.module, _libraries(node)
+    if module is None or not module.version or not versioned:
         return skip("the version of the module or of its libraries is unknown")
     evidence = [seen(f"/sys/module/{module.name}/version", f"{module.version} (loaded module)")]
-    evidence += [seen(library.real, f"{library.version} ({library.soname})") for library in found]
-    wrong = next((library.version for library in found if library.version != module.version), None)
+    evidence += [seen(library.real, f"{library.version} ({library.soname})") for library in versioned]
+    wrong = next((library.version for library in versioned if library.version != module.version), None)
     if wrong is None:
         return ok(f"module and libraries both have version {module.version}", *evidence)
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
-    evidence += _who(node, wrong)
+    evidence += _installed_by(node, wrong)
     if TRAITS["lxc"].holds(node):
         return _in_lxc(
             node, module.version, f"{summary}; this LXC container needs the host's version", evidence
@@ -311,22 +310,26 @@ def driver_lib_mismatch(node: Node) -> Verdict:
 def _in_lxc(node: Node, version: str, summary: str, evidence: list[Evidence]) -> Verdict:
     """The host has loaded the module, so the container's libraries must match it. A reboot of the container
     changes nothing."""
-    fix = driver_packages.libraries_of_run_file(node, version)
-    names = [one.name for one in driver_packages.library_packages(node)]
-    remove = fixes.packages(node.distribution.family, "remove", names)
-    if remove:
-        fix = replace(fix, before=f"First remove this container's own packages of the libraries: {remove}")
-    note = "After each driver upgrade of the host, install the libraries of its new version here too"
-    return replace(fail(summary, *evidence, fix=replace(fix, note=note)), reboot=False)
+    fix = replace(
+        driver_packages.libraries_of_version(node, version),
+        disruptive="restart",
+        effect="GPU programs that start meanwhile in this container fail",
+        before="The driver is the host's. After each upgrade of it, this container needs the same version:",
+    )
+    return replace(fail(summary, *evidence, fix=fix), reboot=False)
 
 
 def _libraries(node: Node) -> list[Library]:
     """The node's own libraries: operator-host-driver-conflict checks those of the GPU operator."""
     here = (node.nvml_library, node.cuda_library)
-    return [one for one in here if one and one.version and not one.root and not is_compat(one.real)]
+    return [
+        library
+        for library in here
+        if library and library.version and not library.root and not is_compat(library.real)
+    ]
 
 
-def _who(node: Node, version: str) -> Iterator[Evidence]:
+def _installed_by(node: Node, version: str) -> Iterator[Evidence]:
     """The transaction that installed this version, as far as the readable logs show."""
     try:
         change = brought(node.host, version, lambda: node.packages)
@@ -382,7 +385,7 @@ def driver_upgrade_pending(node: Node) -> Verdict:
         f"the next reboot breaks the GPUs: it loads module {upcoming}, but the libraries are {stays.version}",
         *evidence,
         seen(stays.real, f"{stays.version} ({stays.soname})"),
-        fix=driver_packages.reinstall_libraries(node),
+        fix=driver_packages.before_reboot(driver_packages.reinstall_libraries(node)),
     )
 
 
@@ -534,7 +537,8 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
     fix = driver_packages.install_driver(node)
     if fix.disturbs == REPLACES_DRIVER:
         fix = replace(fix, note="gpunode driver plan shows the branch and the packages that this installs")
-    return (warn if driven else fail)(summary, *evidence, fix=fix)
+    installed = "" if reason == driver.FLAVOUR else f"; {node.driver_version} is installed"
+    return (warn if driven else fail)(f"{summary}{installed}", *evidence, fix=fix)
 
 
 def _refused(node: Node) -> frozenset[str]:
@@ -573,15 +577,16 @@ def driver_eol(node: Node) -> Verdict:
     if last and last <= number:
         summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))
-    kept = ", ".join(str(branch) for branch in bulletin.branches)
+    branches = ", ".join(str(branch) for branch in bulletin.branches)
     return warn(
         f"driver branch {number} gets no more security fixes",
         _version(node),
         seen(
-            f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}", f"fixes branches {kept}"
+            f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}",
+            f"fixes branches {branches}",
         ),
         fix=replace(
             driver_packages.install_driver(node),
-            before="This isn't urgent: wait for the next maintenance window",
+            before="Nothing to do now. In the next maintenance window:",
         ),
     )

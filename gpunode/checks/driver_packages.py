@@ -147,13 +147,13 @@ def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
     (open, proprietary, or empty for the current one); empty if none are."""
     if node.distribution.id != "ubuntu":
         return ""
-    own = [name for name, one in node.packages.installed.items() if _of_archive(node, one)]
-    found = [parts for name in own if (parts := _UBUNTU.fullmatch(name))]
-    if not any(parts[1] in _WITH_KIND for parts in found):
+    own = [name for name, package in node.packages.installed.items() if _of_archive(node, package)]
+    matches = [parts for name in own if (parts := _UBUNTU.fullmatch(name))]
+    if not any(parts[1] in _WITH_KIND for parts in matches):
         return ""
-    whole = any(parts[1] == "nvidia-driver" for parts in found)
-    kept = (parts for parts in found if not (whole and parts[1] == _COME_ALONG))
-    return " ".join(sorted({_renamed(parts, branch, module) for parts in kept}))
+    whole = any(parts[1] == "nvidia-driver" for parts in matches)
+    selected = (parts for parts in matches if not (whole and parts[1] == _COME_ALONG))
+    return " ".join(sorted({_renamed(parts, branch, module) for parts in selected}))
 
 
 def _of_archive(node: Node, package: Package) -> bool:
@@ -211,14 +211,31 @@ def reinstall(node: Node, names: Sequence[str]) -> Fix | None:
     return Fix(command).then_reboot() if command else None
 
 
+def before_reboot(fix: Fix) -> Fix:
+    """A fix that replaces the libraries, which then don't match the loaded module until a reboot."""
+    return replace(fix.then_reboot(), disruptive="drain", effect=REPLACES_DRIVER)
+
+
 def newer_for_kernel(node: Node, release: str) -> Fix:
-    """A driver that supports a kernel; the node boots that kernel once it has the module."""
+    """A driver that supports a kernel; the node boots that kernel once it has the module, else the running
+    one again."""
     install = install_driver(node)
-    return replace(
-        install,
-        command=f"{install.before_reboot or install.command} && modinfo -k {release} -F version nvidia",
-        note=f"If modinfo prints no version, kernel {release} still has no module: don't boot it",
-    ).then_reboot()
+    command = f"{install.before_reboot or install.command} && modinfo -k {release} -F version nvidia"
+    note = (
+        f"If modinfo prints no version, kernel {release} still has no module: {_keep_kernel(node, release)}"
+    )
+    return replace(install, command=command, note=note).then_reboot()
+
+
+def _keep_kernel(node: Node, release: str) -> str:
+    """What to do instead of a reboot into this kernel."""
+    if release == node.kernel:
+        return "boot an older kernel"
+    if node.distribution.family == "rhel":
+        return f"boot the running one again:\ngrubby --set-default=/boot/vmlinuz-{node.kernel}"
+    if node.distribution.family == "debian":
+        return f"remove it before a reboot:\napt remove linux-image-{release}"
+    return "don't boot it"
 
 
 def build_module(node: Node, release: str, *, load: bool = True) -> Fix:
@@ -327,7 +344,7 @@ def _library_names(node: Node) -> tuple[str, ...]:
 def suse_modules(node: Node) -> str:
     """The packages of the kernel module on SUSE: the installed ones, else those for the installed driver or,
     without one, for the driver that gpunode chooses."""
-    built = [one.name for one in node.packages.containing("nvidia") if "-kmp-" in one.name]
+    built = [package.name for package in node.packages.containing("nvidia") if "-kmp-" in package.name]
     if built:
         return " ".join(built)
     choice = choose(read_situation(node), Wish())
@@ -343,6 +360,25 @@ def suse_libraries(node: Node) -> str:
     """The package of the libraries and programs for computing, for the driver's branch."""
     number = "G06" if driver.branch(node.driver_version) < _FIRST_G07 else "G07"
     return f"nvidia-compute-utils-{number}"
+
+
+def libraries_of_version(node: Node, version: str) -> Fix:
+    """Exactly this version's libraries: of the packages that are installed, else of NVIDIA's installer."""
+    run_file, family = libraries_of_run_file(node, version), node.distribution.family
+    branch = version.partition(".")[0]
+    names = [one.name for one in library_packages(node)]
+    other = [re.sub(r"-\d{3}(?=-|$)", f"-{branch}", name) for name in names]  # Ubuntu's names have the branch
+    exact = {
+        "debian": " ".join(f"'{name}={version}*'" for name in other),
+        "rhel": " ".join(f"{name}-{version}" for name in other),
+    }.get(family)
+    if not exact:
+        return run_file
+    install = {"debian": f"apt install --allow-downgrades {exact} && apt-mark hold {' '.join(other)}"}
+    command = install.get(family, f"dnf install {exact}")
+    remove = fixes.packages(family, "remove", names)
+    note = f"If the repositories don't have {version} any more:\n{remove} && {run_file.command}"
+    return Fix(command, note=note)
 
 
 def libraries_of_run_file(node: Node, version: str) -> Fix:
@@ -375,23 +411,27 @@ _FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-g
 _RHEL_FIRMWARE = "nvidia-kmod-common"
 
 
-def reinstall_firmware(node: Node, version: str) -> Fix:
-    """Install the firmware of the module's version again. The repositories may have only another version, so
-    a listing of the files comes before the reboot."""
+def reinstall_firmware(node: Node, version: str, *, reboot: bool) -> Fix:
+    """Install the firmware of the module's version again; with `reboot` the GPUs don't work until then. The
+    repositories may have only another version, so the command ends with, or before the reboot has, a listing
+    of the files."""
     fix = _firmware_packages(node, version) or REINSTALL_FIRMWARE.for_family(node.distribution.family)
     if not fix.before_reboot:
         return fix
-    return replace(
+    listed = replace(
         fix,
         command=f"{fix.before_reboot} && ls /lib/firmware/nvidia/{version}/gsp*",
-        note=f"If ls finds no file, don't reboot: the repositories don't have the firmware of {version} any "
-        "more. Then install another driver: gpunode driver install",
-    ).then_reboot()
+        before_reboot="",
+        disruptive="none",
+        note=f"If this fails, don't reboot: the repositories don't have the firmware of {version} any more. "
+        "Install another driver instead: gpunode driver install",
+    )
+    return listed.then_reboot() if reboot else listed
 
 
 def _firmware_packages(node: Node, version: str) -> Fix | None:
     """Ubuntu has one firmware package per version; elsewhere names don't depend on it."""
-    here = [one.name for one in node.packages.starting(*_FIRMWARE)]
+    here = [package.name for package in node.packages.starting(*_FIRMWARE)]
     if len(here) == 1 and node.distribution.family in ("debian", "suse"):
         return reinstall(node, here)
     if node.distribution.family == "rhel":
@@ -451,17 +491,19 @@ def unattended_upgrades_driver(node: Node) -> Verdict:
     timer = node.units.get(_APT_TIMER) if upgrades.tool == "unattended-upgrades" else None
     if timer is not None and timer.installed and not (timer.runs or timer.at_boot):
         return ok("the timer of unattended-upgrades is disabled", seen(_APT_TIMER, timer))
-    exposed = [one for one in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, one)]
+    exposed = [
+        package for package in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, package)
+    ]
     if not exposed:
         return ok(
             f"{upgrades.tool} doesn't upgrade the driver",
             seen(upgrades.source, upgrades.value, upgrades.line),
         )
-    named = ", ".join(f"{one.name} {one.upstream}" for one in exposed[:3])
+    names = ", ".join(f"{package.name} {package.upstream}" for package in exposed[:3])
     return warn(
         f"{upgrades.tool} may replace the driver while GPUs are in use",
         seen(upgrades.source, upgrades.value, upgrades.line),
-        seen("package database", f"{named}: not held, locked or excluded"),
+        seen("package database", f"{names}: not held, locked or excluded"),
     )
 
 
@@ -504,11 +546,11 @@ def driver_two_installs(node: Node) -> Verdict:
     if node.host.executable(_RUN_INSTALLER):
         packaged = library_packages(node)
         if packaged:
-            named = ", ".join(f"{one.name} {one.upstream}" for one in packaged[:3])
+            names = ", ".join(f"{package.name} {package.upstream}" for package in packaged[:3])
             return warn(
                 "the driver was installed both by a .run installer and from packages",
                 seen(_RUN_INSTALLER, "left over from the .run installer"),
-                seen("package database", named),
+                seen("package database", names),
                 fix=_remove(node, packaged),
             )
     copies = tuple(_copies(node))
@@ -538,5 +580,5 @@ def _copies(node: Node) -> Iterator[Evidence]:
 
 
 def _remove(node: Node, packaged: tuple[Package, ...]) -> Fix | None:
-    again = reinstall(node, [one.name for one in packaged])
-    return replace(again.after("nvidia-uninstall"), note=REPLACES_DRIVER) if again else None
+    again = reinstall(node, [package.name for package in packaged])
+    return before_reboot(Fix(f"nvidia-uninstall && {again.before_reboot}")) if again else None

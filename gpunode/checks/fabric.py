@@ -62,12 +62,12 @@ def peermem(node: Node) -> Verdict:
     if not cards:
         return skip("this node has no NVIDIA InfiniBand or RoCE card")
     now = uptime(node.host)
-    found = matching(node.kernel_log, _INVALID)
-    invalid = [(line, match) for line, match in found if not now or now - line.seconds < _RECENT_SECONDS]
+    matches = matching(node.kernel_log, _INVALID)
+    invalid = [(line, match) for line, match in matches if not now or now - line.seconds < _RECENT_SECONDS]
     if invalid:
-        shown = (seen(SOURCE, line.text) for line, _ in invalid[-3:])
+        lines = (seen(SOURCE, line.text) for line, _ in invalid[-3:])
         again = Fix("modprobe -r nvidia-peermem && modprobe nvidia-peermem", disruptive="drain")
-        return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *shown, fix=again)
+        return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *lines, fix=again)
     if fabric.loaded(node.host, "nvidia_peermem"):
         return ok("nvidia_peermem is loaded")
     listed = fabric.loaded_at_boot(node.host, "nvidia-peermem")
@@ -114,7 +114,7 @@ def gds_gdrcopy(node: Node) -> Verdict:
     installed = tuple(fabric.installed_extras(node.host, node.kernel))
     if not installed:
         return skip("neither GPUDirect Storage nor GDRCopy is installed")
-    missing = [one for one in installed if not fabric.loaded(node.host, one[1])]
+    missing = [extra for extra in installed if not fabric.loaded(node.host, extra[1])]
     if not missing:
         return ok(f"{' and '.join(name for name, _, _ in installed)}: the module is loaded")
     command = " && ".join(f"modprobe {module}" for _, module, _ in missing)
@@ -160,7 +160,11 @@ OPERATORS_STRATEGY = Fix(
     disturbs=RESTARTS_PLUGINS,
 )
 # guests get their driver from the host's administrator, not from a public repository
-GUEST_DRIVER = fixes.everywhere("follow https://docs.nvidia.com/vgpu/")
+GUEST_DRIVER = fixes.everywhere(
+    "follow https://docs.nvidia.com/vgpu/",
+    note="Install the guest driver of the vGPU release that the host runs, which its administrator or the "
+    "cloud provider offers; or have the host's vGPU manager upgraded to this driver's release",
+)
 DRIVER_PODS = fixes.everywhere(
     "kubectl get pods --all-namespaces --output wide --selector app.kubernetes.io/component=nvidia-driver",
     needs_root=False,
@@ -202,8 +206,8 @@ def _manager_package(node: Node, branch: int) -> str:
     if node.distribution.family != "debian":
         return "nvidia-fabricmanager" if branch >= _ONE_NAME else "nvidia-fabric-manager"
     archive = node.distribution.id == "ubuntu" and not driver_packages.has_repository(node)
-    named = branch < _ONE_NAME or archive or driver_packages.from_ubuntu(node, branch)
-    return f"nvidia-fabricmanager-{branch}" if named else "nvidia-fabricmanager"
+    is_versioned = branch < _ONE_NAME or archive or driver_packages.from_ubuntu(node, branch)
+    return f"nvidia-fabricmanager-{branch}" if is_versioned else "nvidia-fabricmanager"
 
 
 def missing_manager(node: Node) -> Fix | None:
@@ -361,7 +365,7 @@ def fabric_topology(node: Node) -> Verdict:
     hardware.
     """
     lines = {finding.kind: finding for finding in node.fabric_log if _of_this_boot(node)}
-    logged = {kind: seen(manager.LOG, one.text, one.line) for kind, one in lines.items()}
+    logged = {kind: seen(manager.LOG, entry.text, entry.line) for kind, entry in lines.items()}
     if "topology" in logged and not _runs(node):
         return fail("the fabric manager reports missing NVSwitches", logged["topology"])
     reported = _switch_errors(node)
@@ -424,18 +428,18 @@ def fabric_training(node: Node) -> Verdict:
     ]
     if not known:
         return skip("NVML reports no fabric on this node")
-    waiting = [one for one in known if one.fabric.state != "completed"]
+    waiting = [gpu for gpu in known if gpu.fabric.state != "completed"]
     if waiting and 0 < node.host.now() - boot_time(node.host) < _TRAINING_SECONDS:
         return skip("the node has just booted and its fabric is still in training")
-    wrong = [one for one in known if one.fabric.state == "completed" and one.fabric.status not in (None, 0)]
+    wrong = [gpu for gpu in known if gpu.fabric.state == "completed" and gpu.fabric.status not in (None, 0)]
     if waiting or wrong:
-        evidence = tuple(seen(_gpu(one), _fabric(one)) for one in (*waiting, *wrong)[:8])
+        evidence = tuple(seen(_gpu(gpu), _fabric(gpu)) for gpu in (*waiting, *wrong)[:8])
         return fail(f"{len(evidence)} of {len(known)} GPUs haven't joined their NVLink fabric", *evidence)
-    degraded = [(one, problem) for one in known if (problem := _health(one.fabric.health))]
+    degraded = [(gpu, problem) for gpu in known if (problem := _health(gpu.fabric.health))]
     if degraded:
         affected = "one GPU" if len(degraded) == 1 else f"{len(degraded)} GPUs"
         return warn(
-            f"the NVLink fabric of {affected} is degraded", *(seen(_gpu(one), what) for one, what in degraded)
+            f"the NVLink fabric of {affected} is degraded", *(seen(_gpu(gpu), what) for gpu, what in degraded)
         )
     return ok(f"{len(known)} GPUs have joined their NVLink fabric")
 
@@ -493,17 +497,20 @@ def vgpu_license(node: Node) -> Verdict:
     """A virtual GPU without a licence works at first and is throttled after some minutes; some profiles lose
     CUDA. Common causes are a missing token, a wrong clock and an unreachable licence server.
     """
-    asked = [condition for condition in node.conditions if condition.licence.supported]
-    if not asked:
+    licensable = [condition for condition in node.conditions if condition.licence.supported]
+    if not licensable:
         return skip("NVML reports no virtual GPU that needs a licence")
-    without = [one for one in asked if one.licence.licensed is False]
+    without = [condition for condition in licensable if condition.licence.licensed is False]
     if not without:
         return ok("the virtual GPUs have a licence")
     if 0 < node.host.now() - boot_time(node.host) < _LICENCE_SECONDS:
         return skip("the node has just booted and nvidia-gridd is still requesting a licence")
     evidence = [
-        seen(f"NVML, GPU {one.index} ({one.pci})", f"no licence{_products(one.licence.products)}")
-        for one in without[:8]
+        seen(
+            f"NVML, GPU {condition.index} ({condition.pci})",
+            f"no licence{_products(condition.licence.products)}",
+        )
+        for condition in without[:8]
     ]
     unit = node.units.get(_UNIT)
     if unit is not None and not unit.runs:
@@ -555,10 +562,10 @@ def vgpu_driver_mismatch(node: Node) -> Verdict:
     disabled: it is on the bus, but no program can use it.
     """
     since = last_load(node.kernel_log)  # guest or host may have been upgraded since
-    found = [(line, match) for line, match in matching(node.kernel_log, _REFUSED) if line.seconds >= since]
-    if not found:
+    refusals = [(line, match) for line, match in matching(node.kernel_log, _REFUSED) if line.seconds >= since]
+    if not refusals:
         return ok("the driver hasn't rejected the host's vGPU manager")
-    line, match = found[-1]
+    line, match = refusals[-1]
     host = f" {match[1]}" if match[1] else ""
     loaded = node.module.version if node.module else ""
     evidence: list[Evidence] = [seen(SOURCE, line.text)]

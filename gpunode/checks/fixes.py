@@ -83,10 +83,10 @@ def edit_file(path: str, line: int | None, change: str, then: Fix | None = None)
 def syntax(text: str | None, line: int | None) -> str:
     """The change for `edit_file` that corrects a syntax error, with the line that the parser stopped at."""
     lines = (text or "").splitlines()
-    shown = lines[line - 1].strip()[:_SHOWN] if line and line <= len(lines) else ""
-    if not shown:
+    stopped_at = lines[line - 1].strip()[:_SHOWN] if line and line <= len(lines) else ""
+    if not stopped_at:
         return "correct the syntax error shown above"
-    text = without_secrets(shown).encode("utf-8", "backslashreplace").decode()  # a byte that isn't UTF-8
+    text = without_secrets(stopped_at).encode("utf-8", "backslashreplace").decode()  # a byte that isn't UTF-8
     return f"correct the syntax error in this line or just before it: {text}"
 
 
@@ -141,16 +141,16 @@ UPGRADE_DRIVER = INSTALL_DRIVER.then_reboot()
 def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
     """Write the file, include it in the initramfs, and reboot: only the reboot is disruptive."""
     text = content.replace("\n", "\\n")
-    shown = [f"printf '{text}' > {path}", *(_shown(argv) for argv in commands)]
+    parts = [f"printf '{text}' > {path}", *(_command_text(argv) for argv in commands)]
     steps = (
         Step(path=path, content=content),
         *(Step(argv=argv) for argv in commands),
         Step(argv=("systemctl", "reboot"), disruptive="reboot"),
     )
-    return Fix(" && ".join(shown), safe=True, steps=steps).then_reboot()
+    return Fix(" && ".join(parts), safe=True, steps=steps).then_reboot()
 
 
-def _shown(argv: tuple[str, ...]) -> str:
+def _command_text(argv: tuple[str, ...]) -> str:
     return " ".join(f'"{word}"' if " " in word else word for word in argv)
 
 
@@ -248,10 +248,10 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
-RESET_FIRST = "First end all work on the GPU: the reset fails while a process has it open"
+RESET_FIRST = "First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process"
 RESET_NOTE = (
-    "These have it open, also in a DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves "
-    "running:\nfuser -v /dev/nvidia*"
+    "On Kubernetes a drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, which "
+    "have the GPU open too. If you can't end them, reboot: that resets the GPU as well"
 )
 RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", before=RESET_FIRST, note=RESET_NOTE))
 
@@ -357,12 +357,8 @@ class PlannedFix:
 
 
 def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
-    """One for each bad finding with a fix, errors before warnings."""
-    bad = sorted(
-        (finding for finding in findings if finding.status in _BAD and finding.fix),
-        key=lambda finding: _BAD.index(finding.status),
-    )
-    return tuple(_planned(finding) for finding in bad)
+    """One for each bad finding with a fix, in the order of `findings`; see `checks.report.in_order`."""
+    return tuple(_planned(finding) for finding in findings if finding.status in _BAD and finding.fix)
 
 
 def allowed_steps(planned: PlannedFix, allow: Collection[str]) -> tuple[Step, ...]:

@@ -25,10 +25,17 @@ _REFS = ("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/tr
 
 # the toolkit stage runs nvidia-smi, which only the nvidia runtime adds to its container
 _NO_SMI = '"nvidia-smi": executable file not found'
+_TOOLKIT_LOGS = "*_nvidia-container-toolkit-daemonset-*"
 _TOOLKIT_LOG = fixes.look(
-    f"tail -n 20 {POD_LOGS}/*_nvidia-container-toolkit-daemonset-*/*/*.log",
-    "This pod registers the nvidia runtime with the engine: fix its last error, and the validator continues "
-    "by itself. Without such a log this node uses its own toolkit: gpunode configure-runtime registers it",
+    f"tail -n 20 {POD_LOGS}/{_TOOLKIT_LOGS}/*/*.log",
+    "This is the log of the operator's toolkit pod, which registers the nvidia runtime with the engine: fix "
+    "its last error, and the validator continues by itself",
+)
+_TRY_RUNTIME = fixes.look(
+    "gpunode verify --on containerd",
+    "No toolkit pod of the operator has run on this node, so the validator uses the node's own nvidia "
+    "runtime. If this fails, fix what it reports; if it succeeds, the RuntimeClass must have the handler "
+    "nvidia:\nkubectl get runtimeclass nvidia --output yaml",
 )
 
 
@@ -77,7 +84,7 @@ def operator_validations(node: Node) -> Verdict:
     )
     if stage == "toolkit" and lines and _NO_SMI in lines[-1]:
         summary += ": its container has no nvidia-smi"
-        fix = _TOOLKIT_LOG
+        fix = _TOOLKIT_LOG if node.host.glob(POD_LOGS, _TOOLKIT_LOGS) else _TRY_RUNTIME
     return judge(summary, answer, *last, fix=fix)
 
 
@@ -100,13 +107,13 @@ def operator_host_driver_conflict(node: Node) -> Verdict:
     """The operator gives pods its own driver's libraries. With the module of another driver that the node
     loaded, they fail with Driver/library version mismatch.
     """
-    theirs = _container_driver(node)
-    if not theirs:
+    versions = _container_driver(node)
+    if not versions:
         return skip("the version of the GPU operator's driver is unknown")
     loaded = node.module.version if node.module else None
-    if not loaded or loaded in theirs:
-        return ok(f"the GPU operator's driver is {', '.join(theirs)}")
-    version, path = next(iter(theirs.items()))
+    if not loaded or loaded in versions:
+        return ok(f"the GPU operator's driver is {', '.join(versions)}")
+    version, path = next(iter(versions.items()))
     return fail(
         f"the loaded module isn't the GPU operator's: {loaded}, not {version}",
         seen("/sys/module/nvidia/version", loaded),
@@ -126,12 +133,16 @@ def _container_driver(node: Node) -> dict[str, str]:
 
 
 _ASIDE = "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old"
+# containerd calls the runtime that started a container to stop it and for exec, until the container ends
+_ASIDE_LATER = (
+    "GPU pods that run now need the old files until they end: a drain ends them. Then move the files:\n"
+    f"{_ASIDE}"
+)
 
 
 def _again(runtime: str) -> Fix:
-    """Register the node's own toolkit with the engine, and move the operator's."""
-    fix = fixes.configure(runtime)
-    return replace(fix, command=f"{fix.command} && {_ASIDE}")
+    """Register the node's own toolkit with the engine."""
+    return replace(fixes.configure(runtime), note=_ASIDE_LATER)
 
 
 @check(
@@ -166,11 +177,11 @@ def operator_leftovers(node: Node) -> Verdict:
         lines = (node.host.read_text(path) or "").splitlines()
         for number, line in enumerate(lines, 1):
             if f'"{TOOLKIT}/' in line or f"'{TOOLKIT}/" in line:
-                gone = seen(POD_LOGS, "no pod of the GPU operator")
+                absence = seen(POD_LOGS, "no pod of the GPU operator")
                 return warn(
                     "containerd still uses the toolkit of a removed GPU operator",
                     seen(path, line.strip(), number),
-                    gone,
+                    absence,
                     fix=_configure_again(node),
                 )
     return ok(f"no configuration refers to {TOOLKIT}")
@@ -180,10 +191,12 @@ def _configure_again(node: Node) -> Fix:
     """On a node without its own toolkit, install that first; k3s and rke2 detect theirs when they start."""
     daemon = node.containerd
     manager = daemon.manager if daemon else ""
+    own = node.host.which("nvidia-container-runtime") or ""
     fix = _again(manager or "containerd")
     if daemon is not None and manager in ("k3s", "rke2"):
-        fix = fixes.restart_managed(manager, daemon.unit).after(_ASIDE)
-    own = node.host.which("nvidia-container-runtime") or ""
+        effect = "restarts this node's Kubernetes: GPU pods that still run can't be stopped afterwards"
+        restart = fixes.restart_managed(manager, daemon.unit).after(_ASIDE)
+        fix = replace(restart, disruptive="drain", effect=effect)
     if own and not own.startswith(TOOLKIT):
         return fix
     return fix.after(fixes.INSTALL_TOOLKIT.other.command)

@@ -63,21 +63,30 @@ def pci_no_gpu(node: Node) -> Verdict:
         drivers = ", ".join(sorted({gpu.driver or "none" for gpu in node.gpus}))
         return ok(f"{many(len(node.gpus), 'GPU')} on the PCI bus", seen(DEVICES, f"driver: {drivers}"))
     functions = node.host.listdir(DEVICES)
-    evidence = [
-        seen(DEVICES, f"{len(functions)} functions, none with vendor 0x10de and class 0x0300 or 0x0302")
-    ]
+    evidence = [seen(DEVICES, f"no NVIDIA GPU among {many(len(functions), 'PCI device')}")]
     if node.questions.expect_gpus == 0:
         return note("no NVIDIA GPU, as expected", *evidence)
     evidence += [
         seen(f"{DEVICES}/{address}", "the audio function of a GPU") for address in lone_audio(node.host)
     ]
-    return fail("no NVIDIA GPU on the PCI bus", *evidence, fix=_RESCAN_VM if node.kind == VM else None)
+    if node.kind == VM:
+        return replace(fail("no NVIDIA GPU on the PCI bus", *evidence, fix=_rescan_vm(node)), why=_WHY_VM)
+    return fail("no NVIDIA GPU on the PCI bus", *evidence)
 
 
-_RESCAN_VM = replace(
-    fixes.RESCAN_PCI.other,
-    note="If no GPU appears, check on this virtual machine's host that a GPU is passed through to it",
+_WHY_VM = (
+    "No driver can access a GPU that isn't on the bus: this virtual machine's host doesn't pass one through. "
+    "For a node without GPUs, use gpunode doctor --expect-gpus 0."
 )
+
+
+def _rescan_vm(node: Node) -> Fix:
+    note = "If no GPU appears, check on this virtual machine's host that a GPU is passed through to it"
+    if node.host.is_dir("/sys/bus/vmbus"):  # Hyper-V
+        note += ". On Hyper-V, Get-VMAssignableDevice lists what is assigned to it"
+    return replace(fixes.RESCAN_PCI.other, note=note)
+
+
 LIST_GPUS = fixes.same(
     fixes.look(
         "lspci -nnk -d 10de:",
@@ -111,7 +120,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     """
     expected, there = node.questions.expect_gpus, len(node.gpus)
     if expected is not None and there != expected:
-        rescan = fixes.same(_RESCAN_VM) if node.kind == VM else fixes.RESCAN_PCI
+        rescan = fixes.same(_rescan_vm(node)) if node.kind == VM else fixes.RESCAN_PCI
         log = rescan if there < expected else LIST_GPUS
         return warn(
             f"{many(there, 'GPU')} on the PCI bus, {expected} expected",
@@ -119,7 +128,7 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
             fix=log.for_family(node.distribution.family),
         )
     left_out = {gpu.address for gpu in node.driver_gpus if gpu.excluded}
-    ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA} - left_out
+    addresses = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA} - left_out
     if node.module is None or node.nvml.inventory is None:
         return (
             ok(f"{many(there, 'GPU')} on the PCI bus")
@@ -127,16 +136,16 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
             else skip("NVML doesn't report the number of GPUs")
         )
     listed = {_short(gpu.pci) for gpu in node.nvml.inventory.gpus}
-    missing = sorted(address for address in ours if _short(address) not in listed)
-    if missing and len(listed) < len(ours):
+    missing = sorted(address for address in addresses if _short(address) not in listed)
+    if missing and len(listed) < len(addresses):
         judge = warn if listed else fail  # without any GPU no container can have one
         return judge(
-            f"NVML lists {len(listed)} of the {many(len(ours), 'GPU')} that the driver controls",
+            f"NVML lists {len(listed)} of the {many(len(addresses), 'GPU')} that the driver controls",
             *(seen(f"{DEVICES}/{address}", "bound to nvidia, but not listed by NVML") for address in missing),
             *failures(node, *missing),
             fix=fixes.look(f"dmesg | grep -i -e {' -e '.join(missing)} -e RmInitAdapter", POWER_CYCLE),
         )
-    return ok(f"PCI bus and NVML both list {many(len(ours), 'GPU')}")
+    return ok(f"PCI bus and NVML both list {many(len(addresses), 'GPU')}")
 
 
 def _short(address: str) -> str:
@@ -171,10 +180,10 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
         gpu for gpu in node.gpus if gpu.driver not in (_NVIDIA, "nouveau", None) and not is_nova(gpu)
     )
     orphans = _orphans(node)
-    ours = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
+    count = sum(gpu.driver == _NVIDIA for gpu in node.gpus)
     if not others and not orphans:
         return ok("no other driver controls a GPU")
-    if ours and all(gpu.for_vms for gpu in (*others, *orphans)):
+    if count and all(gpu.for_vms for gpu in (*others, *orphans)):
         return ok(f"{of(others, node)} reserved for virtual machines", *owners(others))
     if TRAITS["vm-host"].holds(node):
         return note("all GPUs are reserved for virtual machines", *owners(others))
@@ -185,13 +194,13 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
         windows = [pci.memory_bars(node.host, gpu.address) for gpu in orphans]
         short = any(bars is not None and len(bars) < 2 for bars in windows)
         fix = _AFTER_WINDOWS if short else fixes.READ_KERNEL_LOG.other
-        return (warn if ours else fail)(summary, *evidence, fix=fix)
+        return (warn if count else fail)(summary, *evidence, fix=fix)
     bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
-    held = [*owners((*others, *orphans))]
-    held += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
+    details = [*owners((*others, *orphans))]
+    details += [seen(bound.source, f"vfio-pci ids={bound.value}", bound.line)] if bound else []
     fix = _rebind(node, others, bound)
     summary = f"{of((*others, *orphans), node)} bound to {names}, not to nvidia"
-    return (warn if ours else fail)(summary, *held, fix=fix)
+    return (warn if count else fail)(summary, *details, fix=fix)
 
 
 _AFTER_WINDOWS = fixes.look(
@@ -211,7 +220,7 @@ def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
             before="vfio-pci was configured on purpose: if virtual machines use these GPUs, do not run this",
         )
     ids = bound.value.split(",") if bound and bound.line else []
-    if bound and ids and all(one.startswith("10de:") for one in ids):
+    if bound and ids and all(device_id.startswith("10de:") for device_id in ids):
         commands = [f"sed -i '{bound.line}s/^/# /' {bound.source}"]
         commands += [shlex.join(argv) for argv in INITRAMFS.get(node.distribution.family, ())[:1]]
         return fix.after(" && ".join(commands))
@@ -387,8 +396,8 @@ def aux_power(node: Node) -> Verdict:
     evidence = [seen(SOURCE, line.text) for line, _ in lines[:3]]
     if not evidence:
         return ok("no GPU reports missing power cables")
-    named = (_ADDRESS.search(line.text) for line, _ in lines)
-    gpus = ", ".join(dict.fromkeys(one[0] for one in named if one))
+    matches = (_ADDRESS.search(line.text) for line, _ in lines)
+    gpus = ", ".join(dict.fromkeys(match[0] for match in matches if match))
     return fail(f"{f'GPU {gpus}' if gpus else 'a GPU'} has no power cable", *evidence)
 
 
@@ -479,9 +488,9 @@ def nouveau_loaded(node: Node) -> Verdict:
     """nouveau, the kernel's own driver, binds to the GPUs at boot, and nvidia.ko then finds none. Driver
     packages blacklist nouveau, but this takes effect only after the initramfs is rebuilt.
     """
-    held = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
-    if held:
-        return _held(node, held, "nouveau controls")
+    gpus = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
+    if gpus:
+        return _other_driver(node, gpus, "nouveau controls")
     if module_loaded(node.host, "nouveau") and node.module is None and _free(node):
         return warn("nouveau is loaded and nvidia is not", seen("/sys/module/nouveau", "loaded"))
     if not node.gpus:
@@ -503,9 +512,9 @@ def nova_core_loaded(node: Node) -> Verdict:
     """nova_core, the kernel's new driver, binds to the GPUs at boot, and nvidia.ko then finds none.
     Blacklisting only nouveau doesn't stop it.
     """
-    held = tuple(gpu for gpu in node.gpus if is_nova(gpu))
-    if held:
-        return _held(node, held, "nova, the kernel's own driver, controls")
+    gpus = tuple(gpu for gpu in node.gpus if is_nova(gpu))
+    if gpus:
+        return _other_driver(node, gpus, "nova, the kernel's own driver, controls")
     if module_loaded(node.host, "nova_core") and node.module is None and _free(node):
         return warn("nova_core is loaded and nvidia is not", seen("/sys/module/nova_core", "loaded"))
     return ok("nova controls no GPU")
@@ -516,15 +525,15 @@ def _free(node: Node) -> bool:
     return any(gpu.driver is None for gpu in node.gpus)
 
 
-def _held(node: Node, held: tuple[PciGpu, ...], who: str) -> Verdict:
-    ours = any(gpu.driver == _NVIDIA for gpu in node.gpus)
-    summary = f"{who} {of(held, node)}"
-    others = len(held) < len(node.gpus)
-    if others and all(_not_for_us(node, gpu) for gpu in held):
-        return ok(f"{summary}, which this driver doesn't support", *owners(held))
-    if others and display_cards(held, node.gpus):
-        return note(f"{summary}, which drives a display", *owners(held))
-    return (warn if ours else fail)(summary, *owners(held))
+def _other_driver(node: Node, gpus: tuple[PciGpu, ...], prefix: str) -> Verdict:
+    has_own = any(gpu.driver == _NVIDIA for gpu in node.gpus)
+    summary = f"{prefix} {of(gpus, node)}"
+    others = len(gpus) < len(node.gpus)
+    if others and all(_not_for_us(node, gpu) for gpu in gpus):
+        return ok(f"{summary}, which this driver doesn't support", *owners(gpus))
+    if others and display_cards(gpus, node.gpus):
+        return note(f"{summary}, which drives a display", *owners(gpus))
+    return (warn if has_own else fail)(summary, *owners(gpus))
 
 
 def _not_for_us(node: Node, gpu: PciGpu) -> bool:
@@ -560,20 +569,20 @@ def nouveau_not_blacklisted(node: Node) -> Verdict:
         return ok("this kernel has no nouveau module")
     refusals = node.module_options.refused("nouveau")
     if refusals:
-        shown = seen(refusals[0].source, refusals[0].kind, refusals[0].line)
+        refusal = seen(refusals[0].source, refusals[0].kind, refusals[0].line)
         if node.module is None and _older_initramfs(node):
-            return warn("the initramfs is older than the file that blacklists nouveau", shown)
-        return ok("nouveau is blacklisted", shown)
+            return warn("the initramfs is older than the file that blacklists nouveau", refusal)
+        return ok("nouveau is blacklisted", refusal)
     fix = KEEP_NOUVEAU_OUT.for_family(node.distribution.family)
     lies = seen(f"/lib/modules/{node.kernel}/modules.dep", "nouveau.ko exists and is not blacklisted")
     if node.module is None:
         return warn("nothing keeps nouveau from binding to the GPUs at the next boot", lies, fix=fix)
     before = _was_here(node)
     if before is not None:
-        held = seen(SOURCE, before)
+        earlier = seen(SOURCE, before)
         return warn(
             "nouveau controlled a GPU earlier in this boot and will bind to it again at the next",
-            held,
+            earlier,
             lies,
             fix=fix,
         )
@@ -582,12 +591,12 @@ def nouveau_not_blacklisted(node: Node) -> Verdict:
 
 def _was_here(node: Node) -> str | None:
     """What nouveau logged in this boot about a GPU that nvidia controls now."""
-    ours = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA}
+    addresses = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA}
     try:
         lines = matching(node.kernel_log, r"^nouveau ([0-9a-f:.]+): (?!unknown chipset)")
     except Unreadable:
         return None
-    return next((line.text for line, found in lines if found[1] in ours), None)
+    return next((line.text for line, match in lines if match[1] in addresses), None)
 
 
 def _older_initramfs(node: Node) -> bool:

@@ -24,8 +24,8 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.cuda import HIDING, settings
 from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off
 from gpunode.facts.node import Node
-from gpunode.gpu.model import Gpu
-from gpunode.gpu.nvml import GPU_IS_LOST, NO_PERMISSION, RESET_REQUIRED
+from gpunode.gpu.model import GPU_IS_LOST, Gpu
+from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 from gpunode.gpu.nvml_health import Condition
 from gpunode.output.result import Evidence, Fix
 
@@ -136,9 +136,6 @@ def reset_gpus(node: Node, gpus: tuple[Condition, ...]) -> Fix:
     return reset_fix(gpus, capability)
 
 
-_LOST = f"(NVML {GPU_IS_LOST})"  # the words of NvmlError in an inventory
-
-
 _NVML = (
     *("module-not-loaded", "libnvidia-ml-missing", "driver-lib-mismatch", "operator-host-driver-conflict"),
     *("dev-nodes-missing", "dev-node-major-stale", "aux-power"),
@@ -168,7 +165,7 @@ def gpu_lost(node: Node) -> Verdict:
     if probe.code == NO_PERMISSION:
         return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     gpus = probe.inventory.gpus if probe.inventory is not None else ()
-    lost = [on_gpu(gpu, gpu.error) for gpu in gpus if _LOST in gpu.error]
+    lost = [on_gpu(gpu, gpu.error) for gpu in gpus if gpu.error_code == GPU_IS_LOST]
     if probe.code == GPU_IS_LOST:
         lost.append(seen("nvmlInit in a child process", probe.message))
     answers = {gpu.pci for gpu in gpus if not gpu.error}
@@ -226,8 +223,8 @@ def gpu_reset_required(node: Node) -> Verdict:
     wanting = gpus_where(node, lambda gpu: gpu.error_code == RESET_REQUIRED or _action(gpu) != "none")
     if not wanting:
         return skip_unreported(node, lambda gpu: not gpu.error) or ok("no GPU needs a reset")
-    asked = {_action(gpu) for gpu in wanting}
-    most = next((one for one in _FIRST if one in asked), "reset")
+    actions = {_action(gpu) for gpu in wanting}
+    most = next((action for action in _FIRST if action in actions), "reset")
     evidence = [on_gpu(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
     return fail(
         f"the driver requests {_WORDS[most]} ({how_many(wanting, node)})",
@@ -294,7 +291,7 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     now = gpus_where(node, lambda gpu: bool(gpu.reading.ecc_volatile))
     if now:
         evidence = [on_gpu(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
-        words = f"{how_many(now, node)} had uncorrectable memory errors and haven't been reset since"
+        words = f"{how_many(now, node)} had uncorrectable memory errors since the last reset"
         # a driver that reports its recovery action (from 570 on) has handled these errors and keeps using the
         # GPU
         judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
@@ -406,7 +403,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
     )
     if changed:
         evidence = [
-            on_gpu(gpu, f"ECC is {_on(gpu.ecc_mode)}, {_on(gpu.ecc_mode_next)} after a reset")
+            on_gpu(gpu, f"ECC is {_mode_text(gpu.ecc_mode)}, {_mode_text(gpu.ecc_mode_next)} after a reset")
             for gpu in changed
         ]
         return warn(
@@ -422,7 +419,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
     return skip_unreported(node, lambda gpu: gpu.ecc_mode is not None) or ok("no ECC mode change is pending")
 
 
-def _on(mode: bool | None) -> str:
+def _mode_text(mode: bool | None) -> str:
     return "on" if mode else "off"
 
 
@@ -500,7 +497,7 @@ def power_cap_low(node: Node) -> Verdict:
             on_gpu(gpu, f"limit {_watts(gpu.power_limit)}, default {_watts(gpu.power_limit_default)}")
             for gpu in capped
         ]
-        return note(f"{how_many(capped, node)} have a lower power limit than the default", *evidence)
+        return note(f"{how_many(capped, node)} with a lower power limit than the default", *evidence)
     return skip_unreported(node, lambda gpu: gpu.power_limit is not None) or ok(
         "the power limits are the defaults"
     )
@@ -539,14 +536,16 @@ def nvlink_down(node: Node) -> Verdict:
         return skip("no GPU has an active NVLink")
     down = []
     for gpu in linked:
-        peers = [one for one in linked if _kind(one, names) == _kind(gpu, names)]
-        most = max(_up(peer) for peer in peers)
-        if _up(gpu) < most and (_up(gpu) or node.switches):
+        peers = [peer for peer in linked if _kind(peer, names) == _kind(gpu, names)]
+        most = max(_links_up(peer) for peer in peers)
+        if _links_up(gpu) < most and (_links_up(gpu) or node.switches):
             down.append((gpu, most))
     if not down:
         return ok("all NVLinks that the GPUs have in common are up")
     evidence = [
-        on_gpu(gpu, f"{_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_which(gpu)}")
+        on_gpu(
+            gpu, f"{_links_up(gpu)} of {len(gpu.nvlinks or ())} links up, others {most}: {_down_links(gpu)}"
+        )
         for gpu, most in down
     ]
     return warn(f"NVLinks of {len(down)} of {len(linked)} GPUs are down", *evidence)
@@ -556,11 +555,11 @@ def _kind(gpu: Condition, names: dict[str, str]) -> tuple[str, int]:
     return names.get(gpu.uuid, ""), len(gpu.nvlinks or ())
 
 
-def _up(gpu: Condition) -> int:
+def _links_up(gpu: Condition) -> int:
     return sum(gpu.nvlinks or ())
 
 
-def _which(gpu: Condition) -> str:
+def _down_links(gpu: Condition) -> str:
     down = [str(number) for number, state in enumerate(gpu.nvlinks or ()) if not state]
     return f"link {', '.join(down)} is down" if len(down) == 1 else f"links {', '.join(down)} are down"
 
@@ -624,20 +623,20 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
     usually needs no desktop.
     """
     names = {process.pid: process.name for process in node.processes}
-    shown = [
+    users = [
         (gpu, names.get(process.pid, f"process {process.pid}"))
         for gpu in node.conditions
         for process in gpu.processes or ()
         if process.graphics
     ]
-    if not shown:
+    if not users:
         return skip_unreported(node, lambda gpu: gpu.processes is not None) or ok("no desktop uses a GPU")
     served = node.kubelet is not None and node.kubelet.joined
     if len(node.conditions) == 1 and node.conditions[0].display_active and not served:
         return ok("the node's only GPU has a display attached and runs its desktop")
-    evidence = [on_gpu(gpu, f"{name} uses it for graphics") for gpu, name in shown]
-    gpus = tuple({gpu.index: gpu for gpu, _ in shown}.values())
-    return note(f"{how_many(gpus, node)} also run a desktop", *evidence)
+    evidence = [on_gpu(gpu, f"{name} uses it for graphics") for gpu, name in users]
+    gpus = tuple({gpu.index: gpu for gpu, _ in users}.values())
+    return note(f"{how_many(gpus, node)} used by a desktop too", *evidence)
 
 
 @check(
@@ -659,10 +658,10 @@ def zombie_gpu_memory(node: Node) -> Verdict:
         return skip("MPS is in use, and NVML doesn't list its clients as processes")
     if not node.conditions:
         return skip("NVML doesn't report the GPUs' condition")
-    judged = [gpu for gpu in node.conditions if _owned(gpu) is not None]
-    if not judged:
+    reporting = [gpu for gpu in node.conditions if _owned(gpu) is not None]
+    if not reporting:
         return skip("NVML doesn't report which processes use GPU memory")
-    orphaned = tuple(gpu for gpu in judged if (_owned(gpu) or 0) > _ORPHANED)
+    orphaned = tuple(gpu for gpu in reporting if (_owned(gpu) or 0) > _ORPHANED)
     if not orphaned:
         return ok("all GPU memory in use belongs to a process")
     evidence = [on_gpu(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
@@ -699,23 +698,28 @@ def bad_cuda_env(node: Node) -> Verdict:
     """If it is set for the whole node, such a variable slows every CUDA program down, makes it wait for a
     debugger, or hides GPUs from it.
     """
-    found = settings(node.host, {process.name for process in node.processes})
-    if not found:
+    variables = settings(node.host, {process.name for process in node.processes})
+    if not variables:
         return ok("no environment variable affects CUDA on the whole node")
-    names = ", ".join(dict.fromkeys(one.name for one in found))
-    what = "hides GPUs" if all(one.name in HIDING for one in found) else "affects every CUDA program"
-    evidence = (seen(one.source, f"{one.name}={one.value}", one.line) for one in found)
-    places = [one.source for one in found if one.source.startswith("/")]
-    units = [one.source for one in found if one.source.endswith(".service")]
+    names = ", ".join(dict.fromkeys(variable.name for variable in variables))
+    hides = all(variable.name in HIDING for variable in variables)
+    what = "hides GPUs from" if hides else "affects"
+    evidence = (
+        seen(variable.source, f"{variable.name}={variable.value}", variable.line) for variable in variables
+    )
+    places = [variable.source for variable in variables if variable.source.startswith("/")]
+    units = [variable.source for variable in variables if variable.source.endswith(".service")]
     fix = None
     if places:
-        here = [one for one in found if one.source == places[0]]
+        here = [variable for variable in variables if variable.source == places[0]]
         line = here[0].line if len(here) == 1 else None
-        fix = edit_file(places[0], line, f"delete {', '.join(one.name for one in here)}")
+        fix = edit_file(places[0], line, f"delete {', '.join(variable.name for variable in here)}")
+        others = [f"{variable.name} in {variable.source}" for variable in variables if variable not in here]
+        fix = replace(fix, note=f"Delete {' and '.join(others)} too" if others else "")
     if fix is None:
         fix = (
             Fix(f"systemctl edit {units[0]}")
             if units
             else Fix(f"unset {names.replace(',', '')}", needs_root=False)
         )
-    return warn(f"{names} {what}", *evidence, fix=fix)
+    return warn(f"a setting of the whole node {what} every CUDA program: {names}", *evidence, fix=fix)

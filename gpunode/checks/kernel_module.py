@@ -59,8 +59,8 @@ def driver_not_installed(node: Node) -> Verdict:
         )
     if node.module_built:
         return ok("an NVIDIA module is on disk", seen(f"/lib/modules/{node.kernel}/modules.dep", "nvidia.ko"))
-    other = next((kernel.release for kernel in node.kernels if kernel.has_module), None)
-    if other or node.dkms or TRAITS["operator-driver"].holds(node):
+    release = next((kernel.release for kernel in node.kernels if kernel.has_module), None)
+    if release or node.dkms or TRAITS["operator-driver"].holds(node):
         return ok("the driver is installed")
     installed = driver.driver_packages(node.packages)
     if installed:
@@ -110,7 +110,8 @@ def dkms_not_built(node: Node) -> Verdict:
     if node.host.stat("/usr/sbin/akmods") or not node.module_built:
         return ok("the running kernel has an NVIDIA module")  # akmods builds for a new kernel while it boots
     if upcoming != running and upcoming not in with_module:
-        reason = ", because its build failed" if failed_build(node.host, upcoming) else ""
+        failed = failed_build(node.host, upcoming)
+        reason = f": driver {next(iter(node.dkms), '')} can't be built for it" if failed else ""
         return warn(
             f"the next reboot breaks the GPUs: kernel {upcoming} has no NVIDIA module{reason}",
             *_lacking(node, upcoming),
@@ -165,7 +166,9 @@ def kernel_headers_missing(node: Node) -> Verdict:
     release = node.next_kernel  # the next boot leaves this kernel, so it needs no module
     if not any(kernel.release == release and kernel.has_module for kernel in node.kernels):
         return skip(f"kernel {release} has no NVIDIA module yet")
-    there = next((one for one in (release, node.kernel) if driver.has_headers(node.host, one)), None)
+    there = next(
+        (candidate for candidate in (release, node.kernel) if driver.has_headers(node.host, candidate)), None
+    )
     if there is not None:
         return ok(f"the headers of kernel {there} are installed")
     build = f"/lib/modules/{release}/build"
@@ -355,7 +358,7 @@ def dev_char_lost_at_reboot(node: Node) -> Verdict:
     """This runc reports a container's device files to systemd through these links. They exist now, but only
     in memory: after a reboot, each daemon-reload removes the GPUs from running containers.
     """
-    links = (f"/dev/char/{other.major}:{other.minor}" for other in node.device_nodes)
+    links = (f"/dev/char/{file.major}:{file.minor}" for file in node.device_nodes)
     here = [link for link in links if node.host.is_symlink(link)]
     if not here:
         return skip("no NVIDIA device file has a link in /dev/char")
@@ -406,14 +409,14 @@ def failures(node: Node, *addresses: str) -> tuple[Evidence, ...]:
     only in numbers isn't repeated.
     """
     places = [address.rpartition(".")[0].lower() for address in addresses]
-    found: dict[str, KernelLine] = {}
+    lines: dict[str, KernelLine] = {}
     for line, _ in matching(_log(node), _DRIVER):
         text = line.text.lower()
         if not _FAILURE.search(text) or _HARMLESS.search(text):
             continue
         if not places or any(place in text for place in places):
-            found.setdefault(re.sub(r"\b(?:0x[0-9a-f]+|\d+)\b", "N", text), line)
-    return tuple(_evidence(line) for line in list(found.values())[:_SHOWN])
+            lines.setdefault(re.sub(r"\b(?:0x[0-9a-f]+|\d+)\b", "N", text), line)
+    return tuple(_evidence(line) for line in list(lines.values())[:_SHOWN])
 
 
 def xid_storms(node: Node) -> Iterator[Evidence]:
@@ -445,14 +448,14 @@ def _evidence(line: KernelLine) -> Evidence:
 
 def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     """The last failure in the logs of the GPU operator's driver pod, and the command that shows more."""
-    found = driver_failure(node.host, node.operator)
-    if found is None:
+    failure = driver_failure(node.host, node.operator)
+    if failure is None:
         return (seen(DRIVER_ROOT, "the driver's pod has no log"),), fixes.look(
             "crictl ps --all --name nvidia-driver-ctr",
             "If it lists no container, look for the pod: kubectl get pods --all-namespaces | grep "
             "nvidia-driver",
         )
-    path, line = found
+    path, line = failure
     return (seen(path, shown(line)),), fixes.look(
         f"tail -n 50 {path}", "Fix what the last error names; the pod then retries by itself"
     )
@@ -511,15 +514,15 @@ def module_not_loaded(node: Node) -> Verdict:
 
 def _refused(node: Node, *modules: str) -> tuple[Directive, ...]:
     try:
-        return tuple(one for name in modules for one in node.module_options.refused(name))
+        return tuple(directive for name in modules for directive in node.module_options.refused(name))
     except GpunodeError:
         return ()
 
 
 def _obstacles(node: Node) -> Iterator[Evidence]:
     """Why nothing has loaded it, as far as this user has permission to see."""
-    for one in _refused(node, "nvidia"):
-        yield seen(one.source, _shown(one), one.line)
+    for directive in _refused(node, "nvidia"):
+        yield seen(directive.source, _directive_text(directive), directive.line)
     if (node.host.read_text("/proc/sys/kernel/modules_disabled") or "").strip() == "1":
         yield seen(
             "/proc/sys/kernel/modules_disabled", "1 (the kernel accepts no modules until the next boot)"
@@ -527,7 +530,7 @@ def _obstacles(node: Node) -> Iterator[Evidence]:
     yield from failures(node)
 
 
-def _shown(directive: Directive) -> str:
+def _directive_text(directive: Directive) -> str:
     return (
         directive.value
         if directive.source == COMMAND_LINE
@@ -537,7 +540,7 @@ def _shown(directive: Directive) -> str:
 
 def _allow(node: Node, last: str = " && modprobe nvidia && modprobe nvidia-uvm") -> Fix | None:
     """Comment out the lines that block the module; None if no file has any."""
-    lines = [one for one in _refused(node, "nvidia", "nvidia_uvm") if one.line is not None]
+    lines = [directive for directive in _refused(node, "nvidia", "nvidia_uvm") if directive.line is not None]
     if not lines:
         return None
     edits = " && ".join(f"sed -i '{line.line}s/^/# /' {line.source}" for line in lines)
@@ -572,10 +575,10 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     """
     refused = _refused(node, "nvidia", "nvidia_uvm")
     # a blacklisted module can still be loaded by its name, as nvidia-modprobe and persistenced do
-    hard = [one for one in refused if one.kind in ("install", "alias")]
+    hard = [directive for directive in refused if directive.kind in ("install", "alias")]
     if not hard:
         return ok("nothing blocks the NVIDIA module")
-    evidence = [seen(one.source, _shown(one), one.line) for one in hard]
+    evidence = [seen(directive.source, _directive_text(directive), directive.line) for directive in hard]
     return warn(
         "the next reboot breaks the GPUs: modprobe.d blocks the module", *evidence, fix=_allow(node, "")
     )
@@ -613,7 +616,7 @@ def gsp_firmware(node: Node) -> Verdict:
         return skip("the firmware matches the driver that becomes active after a reboot")
     place = f"/lib/firmware/nvidia/{module.version}"
     failed = logged(node, r"firmware load for nvidia/\S*gsp\S* failed with error -2")
-    fix = driver_packages.reinstall_firmware(node, module.version)
+    fix = driver_packages.reinstall_firmware(node, module.version, reboot=bool(failed))
     if failed:
         return fail(
             "the kernel found no GSP firmware for this driver",
@@ -668,8 +671,8 @@ def driver_oops(node: Node) -> Verdict:
     """After a crash the kernel continues in a damaged state: locks stay held and processes can't be killed.
     Only a reboot clears it.
     """
-    found = driver.crash(node.kernel_log)
-    if not found:
+    crash_lines = driver.crash(node.kernel_log)
+    if not crash_lines:
         return ok("the kernel's log reports no crash in the NVIDIA module")
-    evidence = [seen("dmesg", f"[{line.seconds:.6f}] {line.text}") for line in found]
+    evidence = [seen("dmesg", f"[{line.seconds:.6f}] {line.text}") for line in crash_lines]
     return warn("the NVIDIA module has crashed in the kernel", *evidence)

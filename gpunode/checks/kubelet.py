@@ -82,7 +82,19 @@ def kubelet_not_running(node: Node) -> Verdict:
         return skip("the kubelet is installed, but this node hasn't joined a cluster")
     evidence = seen(kubelet.unit or "/proc", "stopped")
     unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
-    return fail("the kubelet isn't running", evidence, *unit, fix=_restart(kubelet))
+    return fail("the kubelet isn't running", evidence, *unit, fix=_start(kubelet))
+
+
+def _start(kubelet: Kubelet) -> Fix | None:
+    if kubelet.unit is None:
+        return None
+    name = kubelet.unit.removesuffix(".service")
+    return Fix(
+        f"systemctl start {name}",
+        disruptive="restart",
+        effect=f"starts {name}",
+        note=f"If it stops again, its log has the reason:\njournalctl -b -u {name} -n 30 --no-pager",
+    )
 
 
 def _restart(kubelet: Kubelet) -> Fix | None:
@@ -184,7 +196,8 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 RESTART_POD = replace(
     fixes.RESTART_PLUGIN_POD,
-    note="If it prints nothing, no pod of NVIDIA's device plugin runs on this node",
+    note="If it prints nothing, no pod of NVIDIA's device plugin runs on this node. Where kubectl is set up, "
+    "this shows whether one is installed:\nkubectl get daemonsets --all-namespaces",
 )
 
 
@@ -194,7 +207,8 @@ def restart_plugin(node: Node) -> Fix:
         return fixes.RESTART_PLUGIN.other
     pods = {(log.namespace, log.pod) for log in node.plugin_logs}
     if len(pods) != 1:
-        return RESTART_POD
+        command = RESTART_POD.command.replace("crictl ", f"{_crictl(node)} ")
+        return replace(RESTART_POD, command=command)
     ((namespace, pod),) = pods
     note = "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster"
     command = f"kubectl delete pod --namespace {namespace} {pod}"
@@ -252,11 +266,11 @@ def disk_pressure(node: Node) -> Verdict:
         return fail("a disk is below the kubelet's limit: it evicts pods", *evicting, fix=_prune(node))
     full = [place for place in places if place.room.left < 64 << 20]
     if full:
-        return fail("a disk is full", *map(_shown, full), fix=_prune(node))
+        return fail("a disk is full", *map(_disk_evidence, full), fix=_prune(node))
     tight = [place for place in places if place.signal == "imagefs" and place.room.left < _LARGE_IMAGE]
     if tight:
-        return warn("not enough space for another CUDA image", *map(_shown, tight), fix=_prune(node))
-    return ok("the disks have space for images and pods", *map(_shown, places))
+        return warn("not enough space for another CUDA image", *map(_disk_evidence, tight), fix=_prune(node))
+    return ok("the disks have space for images and pods", *map(_disk_evidence, places))
 
 
 def _disks_in_use(node: Node) -> Iterator[tuple[str, str]]:
@@ -304,8 +318,8 @@ def _limits(node: Node) -> Mapping[str, str]:
     if more := known.process.option("--config-dir"):
         places += node.host.glob(more, "*")
     texts = [node.host.read_text(path) or "" for path in ([value, *places] if value else places)]
-    found = kubelet.eviction_limits(texts, known.process)
-    return found or (kubelet.EVICTION_DEFAULTS if known.process.name == "kubelet" else {})
+    limits = kubelet.eviction_limits(texts, known.process)
+    return limits or (kubelet.EVICTION_DEFAULTS if known.process.name == "kubelet" else {})
 
 
 def _below(place: Disk, limits: Mapping[str, str]) -> Iterator[Evidence]:
@@ -322,7 +336,7 @@ def _below(place: Disk, limits: Mapping[str, str]) -> Iterator[Evidence]:
         yield seen(place.path, f"{room.inodes_left} of {room.inodes} inodes free; the limit is {limit}")
 
 
-def _shown(place: Disk) -> Evidence:
+def _disk_evidence(place: Disk) -> Evidence:
     return seen(place.path, f"{_size(place.room.left)} of {_size(place.room.size)} free")
 
 
@@ -334,12 +348,16 @@ def _prune(node: Node) -> Fix | None:
     if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
         note = "It asks first, then deletes stopped containers, unused networks and images without a tag"
         return Fix("docker system prune", note=note)
+    return replace(_PRUNE.other, command=f"{_crictl(node)} rmi --prune")
+
+
+def _crictl(node: Node) -> str:
+    """crictl for this node's CRI: a distribution has its own program and socket."""
     daemon = node.containerd
     if daemon is None or not daemon.manager or not containerd_role(node).used:
-        return None
+        return "crictl"
     program = {"k3s": "k3s crictl", "rke2": "/var/lib/rancher/rke2/bin/crictl"}.get(daemon.manager, "crictl")
-    command = f"{program} --runtime-endpoint unix://{daemon.socket} rmi --prune"
-    return replace(_PRUNE.other, command=command)
+    return f"{program} --runtime-endpoint unix://{daemon.socket}"
 
 
 @check(
@@ -398,9 +416,14 @@ _VERIFY = fixes.look(
         "the containers with allocated nvidia.com/... devices (PodResources), their runtime handlers "
         "(CRI) and whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
     ),
-    remedy=everywhere("gpunode manifests runtime-class | kubectl apply --filename -"),
+    remedy=everywhere(
+        "gpunode manifests runtime-class | kubectl apply --filename -",
+        needs_root=False,
+        note="Run it where kubectl can reach the cluster. Then set runtimeClassName: nvidia in the pod "
+        "template of each of these workloads: its new pods get their GPUs",
+    ),
     classes=CLUSTER_NODES,
-    blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
+    blocked_by=("pci-no-gpu", "module-not-loaded", "kubelet-not-running", "containerd-runtime-missing"),
     needs=("kubelet",),
     refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
 )
@@ -409,22 +432,27 @@ def runtimeclass_missing(node: Node) -> Verdict:
     programs then fail with the misleading error 'CUDA driver version is insufficient for CUDA runtime
     version'. These pods need runtimeClassName: nvidia.
     """
-    found = holders(node)
-    if not found:
+    holdings = holders(node)
+    if not holdings:
         return skip("no running container is known to have an allocated GPU")
-    without = [one for one in found if not one.container.nodes]
+    without = [holding for holding in holdings if not holding.container.nodes]
     if not without:
-        return ok(f"all {len(found)} containers with allocated GPUs have device files for them")
+        return ok(f"all {len(holdings)} containers with allocated GPUs have device files for them")
     evidence = [
         seen(
-            f"/proc/{one.container.pid}/root/dev",
-            f"{one.name}: no NVIDIA device file; its handler is {one.handler or 'the default'}",
+            f"/proc/{holding.container.pid}/root/dev",
+            f"{holding.name}: no NVIDIA device file; runs under {_handler(holding.handler)}",
         )
-        for one in without
+        for holding in without
     ]
-    named = [one.name for one in without if one.handler.startswith("nvidia")]
-    fix = _VERIFY if named else None
-    return warn(f"{len(without)} containers with allocated GPUs can't access them", *evidence[:8], fix=fix)
+    nvidia_names = [holding.name for holding in without if holding.handler.startswith("nvidia")]
+    fix = _VERIFY if nvidia_names else None
+    what = f"{many(len(without), 'container')} can't access the GPUs that Kubernetes allocated"
+    return warn(what, *evidence[:8], fix=fix)
+
+
+def _handler(name: str) -> str:
+    return f"the handler {name}" if name else "the engine's default handler"
 
 
 @check(
@@ -449,19 +477,19 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     """The toolkit mounts the libraries that this variable names. Without compute (or all), libcuda.so.1 isn't
     in the container. Programs that only use graphics or video don't need it.
     """
-    held = holders(node)
-    if not held:
+    holdings = holders(node)
+    if not holdings:
         return skip("no running container is known to have an allocated GPU")
     capabilities = []
-    for one in held:
-        value = environment(node.host, one.container.pid).get(_CAPABILITIES, "")
+    for holding in holdings:
+        value = environment(node.host, holding.container.pid).get(_CAPABILITIES, "")
         if value and not {"all", "compute"} & set(value.split(",")):
             capabilities.append(
-                seen(f"/proc/{one.container.pid}/environ", f"{one.name}: {_CAPABILITIES}={value}")
+                seen(f"/proc/{holding.container.pid}/environ", f"{holding.name}: {_CAPABILITIES}={value}")
             )
     if capabilities:
         return note(
-            f"{len(capabilities)} containers with allocated GPUs don't request CUDA libraries",
+            "containers with allocated GPUs don't request CUDA libraries",
             *capabilities[:8],
         )
     return ok("all containers with allocated GPUs request CUDA libraries")
@@ -485,10 +513,10 @@ def hostusers_false(node: Node) -> Verdict:
     """
     if runtime_mode(node.toolkit_settings, node.toolkit.version) != "legacy":
         return ok("the nvidia runtime works in pods with a user namespace")
-    named = {container.id: container for container in node.cri_containers}
+    by_id = {container.id: container for container in node.cri_containers}
     result = []
-    for container in node.containers if named else ():
-        pod = named.get(container.id)
+    for container in node.containers if by_id else ():
+        pod = by_id.get(container.id)
         path = f"/proc/{container.pid}/uid_map"
         first = (node.host.read_text(path) or "0 0").split()[:2]
         if pod is not None and first != ["0", "0"]:

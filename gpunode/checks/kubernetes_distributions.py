@@ -15,7 +15,7 @@ from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
 from gpunode.facts.gpu_use import taken_way
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
-from gpunode.output.result import Fix
+from gpunode.output.result import Fix, many
 
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
@@ -159,18 +159,22 @@ def kind_nested(node: Node) -> Verdict:
     """
     if node.docker is None:
         return skip("Docker isn't installed on this node")
-    nodes = [(one, name) for one, name, image in node.docker_containers if image.startswith("kindest/node")]
+    nodes = [
+        (identifier, name)
+        for identifier, name, image in node.docker_containers
+        if image.startswith("kindest/node")
+    ]
     if not nodes:
         return ok("no node of a kind cluster runs on this node")
     if not node.plugin_processes:
         return ok("no device plugin runs in the kind cluster")
     seeing = {container.id for container in node.gpu_containers}
-    blind = [name for one, name in nodes if one not in seeing]
+    blind = [name for identifier, name in nodes if identifier not in seeing]
     settings = node.toolkit_settings
     if len(blind) < len(nodes) or settings.value(_BY_MOUNTS) is True:
         return ok("nodes of a kind cluster on this node can use GPUs")
     return note(
-        f"{len(blind)} nodes of a kind cluster on this node have no GPUs",
+        f"{many(len(blind), 'node')} of a kind cluster on this machine without GPUs",
         seen(f"{node.docker.socket} /containers", ", ".join(blind[:8])),
         seen(settings.path, f"{_BY_MOUNTS} isn't true"),
     )
@@ -190,8 +194,8 @@ _OTHERS = "this node's containerd isn't the k3s or rke2 one"
 
 
 def _daemon(node: Node) -> Daemon | None:
-    found = node.containerd
-    return found if found is not None and found.manager in ("k3s", "rke2") else None
+    daemon = node.containerd
+    return daemon if daemon is not None and daemon.manager in ("k3s", "rke2") else None
 
 
 def _blind(node: Node, handlers: tuple[str, ...] | None) -> bool:

@@ -46,20 +46,24 @@ def mig_mode_pending(node: Node) -> Verdict:
     ]
     if not known:
         return skip(_UNTOLD)
-    waiting = [one for one in known if one.mig_mode != one.mig_mode_next]
+    waiting = [gpu for gpu in known if gpu.mig_mode != gpu.mig_mode_next]
     if not waiting:
         return ok("no MIG mode change is pending")
     words = {True: "on", False: "off"}
+    keep = " && ".join(f"nvidia-smi -i {one.pci} -mig {int(bool(one.mig_mode))}" for one in waiting)
     return warn(
         f"the MIG mode of {many(len(waiting), 'GPU')} changes at the next reset",
         *(
             seen(
-                f"NVML, GPU {one.index} ({one.pci})",
-                f"MIG is {words[bool(one.mig_mode)]}, will be {words[bool(one.mig_mode_next)]}",
+                f"NVML, GPU {gpu.index} ({gpu.pci})",
+                f"MIG is {words[bool(gpu.mig_mode)]}, will be {words[bool(gpu.mig_mode_next)]}",
             )
-            for one in waiting[:8]
+            for gpu in waiting[:8]
         ),
-        fix=fabric.reset(node, waiting),
+        fix=replace(
+            fabric.reset(node, waiting),
+            note=f"A reboot changes the mode too. To keep the present mode instead:\n{keep}",
+        ),
     )
 
 
@@ -87,7 +91,7 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     if unit is not None and unit.installed:
         evidence.append(seen(mig.UNIT, unit))
     fix = _instances(node, empty)
-    what = f"{many(len(empty), 'GPU')} with MIG enabled have no MIG devices, so no program can use them"
+    what = f"no program can use {many(len(empty), 'GPU')}: MIG is enabled, but no MIG device exists"
     every = node.nvml.inventory.gpus if node.nvml.inventory else ()
     # NVIDIA's device plugin exits because of a single such GPU
     if len(empty) == len(every) or any(process.name != "gpunode" for process in node.plugin_processes):
@@ -116,7 +120,7 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
             "Choose profiles and create them: nvidia-smi mig -cgi PROFILES -C; or turn MIG off: nvidia-smi "
             "-mig 0",
         )
-    commands = (f"nvidia-smi mig -i {','.join(who)} -cgi {cut} -C" for cut, who in cuts.items())
+    commands = (f"nvidia-smi mig -i {','.join(indices)} -cgi {cut} -C" for cut, indices in cuts.items())
     return Fix(" && ".join(commands), note=_SMALLEST)
 
 
@@ -189,25 +193,25 @@ def mig_cdi_stale(node: Node) -> Verdict:
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
     if not specs or not gpus:
         return skip("no CDI specification for GPUs exists" if not specs else "this node has no MIG devices")
-    named = {name for spec in specs for name in spec.names}
-    if any(name.startswith("MIG-") for name in named):
+    names = {name for spec in specs for name in spec.names}
+    if any(name.startswith("MIG-") for name in names):
         expected = {device.uuid: gpu for gpu in gpus for device in gpu.mig}
     else:
         expected = {f"{gpu.index}:{device.index}": gpu for gpu in gpus for device in gpu.mig}
-    missing = [name for name in expected if name not in named]
+    missing = [name for name in expected if name not in names]
     if not missing:
         return ok(f"{specs[0].path} includes every MIG device")
     known = {str(gpu.uuid) for gpu in gpus}
-    gone = [name for name in named if name.startswith("MIG-") and name not in expected]
-    gone += [name for name in named if name in known]
-    shown = [seen(specs[0].path, f"{name} is missing") for name in missing[:3]]
+    surplus = [name for name in names if name.startswith("MIG-") and name not in expected]
+    surplus += [name for name in names if name in known]
+    evidence = [seen(specs[0].path, f"MIG device {name} is missing") for name in missing[:3]]
     if len(missing) > 3:
-        shown.append(seen(specs[0].path, f"and {len(missing) - 3} more are missing"))
-    shown += [seen(specs[0].path, f"lists {name}, which doesn't exist") for name in sorted(gone)[:3]]
+        evidence.append(seen(specs[0].path, f"and {len(missing) - 3} more are missing"))
+    evidence += [seen(specs[0].path, f"lists {name}, which doesn't exist") for name in sorted(surplus)[:3]]
     return fail(
         f"{specs[0].path} is for another MIG layout: "
         f"{len(missing)} of {len(expected)} MIG devices are missing",
-        *shown,
+        *evidence,
         fix=fixes.rewrite_cdi(specs[0].path, specs[0].kind),
     )
 
@@ -301,14 +305,19 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
         for gpu in known[:8]
     )
     summary = f"{what}, but the device plugin's MIG strategy is single"
-    if all(one.source.startswith("gpunode") for one in single):
-        return warn(f"{summary}: it offers only one kind", *single, *layout, fix=_own_strategy(node))
+    if all(entry.source.startswith("gpunode") for entry in single):
+        return warn(
+            f"{summary}: it offers only the MIG devices of one profile",
+            *single,
+            *layout,
+            fix=_own_strategy(node),
+        )
     return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
 
 
 _NEW_NAMES = (
-    "Then change the pods' requests: the node no longer offers MIG devices as nvidia.com/gpu, so pods that "
-    "request it stay pending"
+    "The node then no longer offers MIG devices as nvidia.com/gpu: pods that request it stay pending until "
+    "they request a profile. To keep the name, partition all GPUs alike instead: gpunode mig apply"
 )
 
 
@@ -347,8 +356,8 @@ def _single(node: Node) -> Iterator[Evidence]:
     """Sources that set the strategy single: a running plugin's settings, or the log of one that exited.
     gpunode's plugin skips other devices, unless its file names devices itself."""
     for plugin in node.plugin_processes:
-        named = plugin.name == "gpunode" and "resources:" in configuration(node.host, plugin)
-        if mig_strategy(node.host, plugin) == "single" and not named:
+        has_resources = plugin.name == "gpunode" and "resources:" in configuration(node.host, plugin)
+        if mig_strategy(node.host, plugin) == "single" and not has_resources:
             yield seen(f"{plugin.name}, process {plugin.process.pid}", "MIG strategy single")
     for log in node.plugin_logs if not node.plugin_processes else ():
         for number, line in enumerate(log.lines, 1):

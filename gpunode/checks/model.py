@@ -40,7 +40,8 @@ class Verdict:
 
     `fix` replaces the check's own remedy if the facts allow a more specific one. A `note` has passed, but is
     worth a line. `skipped` says why there is no result, as in `Finding.skipped`. Without `reboot`, a reboot
-    doesn't make this fault worse, although it can those that the check reports otherwise.
+    doesn't make this fault worse, although it can those that the check reports otherwise. `why` replaces the
+    check's own, which may also describe faults that this node doesn't have.
     """
 
     status: FindingStatus
@@ -50,6 +51,7 @@ class Verdict:
     note: bool = False
     skipped: str = ""
     reboot: bool = True
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES
 from gpunode.facts.processes import uptime
 from gpunode.facts.system import BARE_METAL, VM
-from gpunode.output.result import Evidence, Fix
+from gpunode.output.result import Evidence, Fix, many
 
 _ASPM_POLICY = "/sys/module/pcie_aspm/parameters/policy"
 _INVALID = r"PCI I/O region assigned to your NVIDIA device is invalid"
@@ -58,7 +58,10 @@ def bar_too_small(node: Node) -> Verdict:
         ]
         if bars is not None and len(bars) < 2 and gpu.driver is None and node.module is not None:
             evidence.append(
-                seen(f"{DEVICES}/{gpu.address}/resource", f"{len(bars)} memory windows of two or three")
+                seen(
+                    f"{DEVICES}/{gpu.address}/resource",
+                    f"{many(len(bars), 'memory window')} instead of two or three",
+                )
             )
         whole += gpu.driver == "nvidia" and len(evidence) == before
     if not evidence and node.module is None:
@@ -113,7 +116,7 @@ def pcie_link_degraded(node: Node) -> Verdict:
         for address, link in narrow.items()
     )
     return warn(
-        f"{len(narrow)} of {len(known)} GPUs use fewer PCIe lanes than card and slot support",
+        f"{len(narrow)} of {many(len(known), 'GPU')} with fewer PCIe lanes than card and slot support",
         *evidence,
         fix=hardware.show_device(*narrow),
     )
@@ -150,8 +153,8 @@ def pcie_aer_errors(node: Node) -> Verdict:
         counters = pci.error_counters(node.host, gpu.address, "correctable")
         replays = sum(counters.get(name, 0) for name in _REPLAYS)
         if seconds and replays > _REPLAYS_A_MINUTE * max(seconds / 60, 60):
-            shown = f"{replays} link errors in {seconds / 3600:.0f} hours"
-            evidence.append(seen(f"{place}/aer_dev_correctable", shown))
+            rate = f"{replays} link errors in {seconds / 3600:.0f} hours"
+            evidence.append(seen(f"{place}/aer_dev_correctable", rate))
     if evidence:
         return warn("the PCIe link of a GPU has errors", *evidence)
     return (
@@ -184,7 +187,7 @@ def iommu_acs(node: Node) -> Verdict:
     if any(gpu.for_vms for gpu in node.gpus):
         return ok("the GPUs are reserved for virtual machines, which need ACS")
     redirecting = {gpu.address: pci.redirecting_bridges(node.host, gpu.address) for gpu in node.gpus}
-    ports = sorted({port for found in redirecting.values() for port in found})
+    ports = sorted({port for bridges in redirecting.values() for port in bridges})
     shared = [port for port in ports if _between(node, port)]
     if not shared:
         return ok("no switch sends traffic between GPUs to the root complex")
@@ -205,9 +208,9 @@ def _between(node: Node, port: str) -> bool:
     """Whether a port belongs to a switch that two GPUs share: without one, their traffic meets at the root
     anyway."""
     above = {gpu.address: pci.bridges(node.host, gpu.address) for gpu in node.gpus}
-    own = next(found for found in above.values() if port in found)
+    own = next(bridges for bridges in above.values() if port in bridges)
     higher = set(own[own.index(port) + 1 :])
-    return bool(higher) and sum(bool(higher & set(found)) for found in above.values()) > 1
+    return bool(higher) and sum(bool(higher & set(bridges)) for bridges in above.values()) > 1
 
 
 @check(
@@ -227,16 +230,16 @@ def pcie_aspm(node: Node) -> Verdict:
     falls off the bus.
     """
     policy = node.host.read_text(_ASPM_POLICY) or ""
-    chosen = policy.partition("[")[2].partition("]")[0]
+    active = policy.partition("[")[2].partition("]")[0]
     lines = _log(node, _OFF_THE_BUS)
     if not lines:
         return ok("no GPU fell off the bus in this boot")
-    if not chosen or chosen == "performance" or node.module_options.argument("pcie_aspm") == "off":
+    if not active or active == "performance" or node.module_options.argument("pcie_aspm") == "off":
         return ok("power saving of the links is off")
     return note(
         "a GPU fell off the bus, and power saving of the links is on",
         seen(SOURCE, lines[0].text),
-        seen(_ASPM_POLICY, chosen),
+        seen(_ASPM_POLICY, active),
         fix=hardware.NO_ASPM.for_family(node.distribution.family),
     )
 

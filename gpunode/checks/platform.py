@@ -77,7 +77,13 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 def pass_devices(paths: Sequence[str]) -> Fix:
     """Pass the devices on the LXC container's host. The container can't see its own number, and an invented
     one would be another container's."""
-    return Fix(f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container", needs_root=False)
+    options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
+    return Fix(
+        f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container",
+        needs_root=False,
+        note="On a host with Proxmox VE, with this container's number for VMID, and a free device number for "
+        f"each:\npct set VMID {options} && pct reboot VMID",
+    )
 
 
 def allow_in_apparmor(profile: str) -> Fix:
@@ -100,9 +106,7 @@ def _allow_nesting(profile: str) -> Fix:
     return Fix(command, disruptive="restart", disturbs="reboots this LXC container")
 
 
-PASS_DEVICES = everywhere(
-    pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")).command, needs_root=False
-)
+PASS_DEVICES = fixes.same(pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")))
 
 
 def remove_packages(family: str, names: Sequence[str]) -> Fix:
@@ -115,11 +119,11 @@ def remove_packages(family: str, names: Sequence[str]) -> Fix:
 WHOLE = {
     "nixos": (
         "set services.xserver.videoDrivers, hardware.nvidia.open and "
-        "hardware.nvidia-container-toolkit.enable in its configuration",
+        "hardware.nvidia-container-toolkit.enable in the system's configuration",
         "nixos-rebuild switch",
     ),
     "flatcar": (
-        "Flatcar builds the driver itself; set NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata",
+        "Flatcar builds the driver itself; NVIDIA_DRIVER_VERSION in /etc/flatcar/nvidia-metadata chooses it",
         "systemctl restart nvidia.service",
     ),
     "talos": (
@@ -127,7 +131,7 @@ WHOLE = {
         "follow https://factory.talos.dev/ to build an image with both",
     ),
     "bottlerocket": (
-        "Bottlerocket has variants for NVIDIA GPUs",
+        "Bottlerocket includes them only in its variants for NVIDIA GPUs, such as aws-k8s-1.33-nvidia",
         "follow https://bottlerocket.dev/en/os/latest/#/concepts/variants/",
     ),
     "cos": ("Container-Optimized OS has an installer for the driver", "cos-extensions install gpu"),
@@ -138,10 +142,13 @@ OTHER_WHOLE = (
 )
 OTHER_WAY = everywhere(OTHER_WHOLE[1])
 _TOOLKIT_NAME = "the container toolkit"
-_FLATCAR_TOOLKIT = (
-    "Flatcar has it as the system extension nvidia-runtime, a file for /etc/extensions that systemd-sysext "
-    "refresh loads",
-    "follow https://github.com/flatcar/sysext-bakery/releases/tag/nvidia-runtime",
+# download and load the newest release of a system extension (flatcar/sysext-bakery docs/nvidia_runtime.md)
+FLATCAR_TOOLKIT = (
+    "Flatcar has it as the system extension nvidia-runtime",
+    "mkdir -p /etc/sysupdate.nvidia-runtime.d /etc/extensions /opt/extensions/nvidia-runtime && "
+    "curl -fLo /etc/sysupdate.nvidia-runtime.d/nvidia-runtime.conf "
+    "https://extensions.flatcar.org/extensions/nvidia-runtime.conf && "
+    "/usr/lib/systemd/systemd-sysupdate -C nvidia-runtime update && systemd-sysext refresh",
 )
 
 
@@ -181,19 +188,19 @@ def wsl2(node: Node) -> Verdict:
         return fail("Windows has no NVIDIA driver with WSL support", where, fix=Fix(_WINDOWS_DRIVER))
     library = node.cuda_library
     family = node.distribution.family
-    packages = [one.name for one in node.packages.starting(*_LINUX_DRIVER)]
+    packages = [package.name for package in node.packages.starting(*_LINUX_DRIVER)]
     if library is not None and not library.real.startswith(_WSL_LIBRARIES):
         where = seen(library.path, f"{library.real}, not {_WSL_LIBRARIES}lib")
-        packages += [one.name for one in node.packages.starting(_LINUX_LIBRARIES)]
-        other = (
+        packages += [package.name for package in node.packages.starting(_LINUX_LIBRARIES)]
+        command = (
             "nvidia-uninstall" if node.host.executable(_UNINSTALL) else f"rm {library.path} {library.real}"
         )
-        purge = remove_packages(family, packages) if packages else Fix(f"{other} && ldconfig")
+        purge = remove_packages(family, packages) if packages else Fix(f"{command} && ldconfig")
         return fail("a Linux driver hides the driver that Windows provides", where, fix=purge)
     if packages:
-        shown = seen("package database", ", ".join(packages[:5]))
+        evidence = seen("package database", ", ".join(packages[:5]))
         purge = remove_packages(family, packages)
-        return warn("a Linux driver is installed, but WSL doesn't use it", shown, fix=purge)
+        return warn("a Linux driver is installed, but WSL doesn't use it", evidence, fix=purge)
     return ok("the driver is the one that Windows provides", seen(_DXG, "there"))
 
 
@@ -231,11 +238,13 @@ def jetson(node: Node) -> Verdict:
         return fail("the toolkit has no list of the files that a GPU container needs", seen(_CSV, "no *.csv"))
     served = node.kubelet is None or not node.kubelet.joined or can("toolkit", "tegra", node.toolkit.version)
     if served is False:
-        shown = seen(node.toolkit.version_source, ".".join(map(str, node.toolkit.version)))
+        evidence = seen(node.toolkit.version_source, ".".join(map(str, node.toolkit.version)))
         upgrade = fixes.UPGRADE_TOOLKIT.other
         release = first("toolkit", "tegra")
         return warn(
-            f"device plugins can't use this module's GPU with a toolkit before {release}", shown, fix=upgrade
+            f"device plugins can't use this module's GPU with a toolkit before {release}",
+            evidence,
+            fix=upgrade,
         )
     return ok(
         "the toolkit has the lists of files that a GPU container needs", seen(_CSV, f"{len(lists)} lists")
@@ -256,8 +265,8 @@ def jetson(node: Node) -> Verdict:
 )
 def lxc_nested(node: Node) -> Verdict:
     """An LXC container has only the device files that its host passes to it: use 'pct set' on Proxmox,
-    'config device add NAME gpu gpu' with LXD and Incus. An unprivileged one also can't change device rules of
-    containers inside it.
+    'config device add NAME gpu gpu' with LXD and Incus. In an unprivileged one, the toolkit can't set the
+    device rules of the containers that run inside it.
     """
     there = {device.path for device in node.device_nodes}
     missing = [path for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if path not in there]
@@ -265,8 +274,8 @@ def lxc_nested(node: Node) -> Verdict:
         missing.append("/dev/nvidia0")
     if missing:
         evidence = [seen(path, "absent") for path in missing]
-        given = pass_devices(missing)
-        return fail("the LXC container has no device files of the GPUs", *evidence, fix=given)
+        passing = pass_devices(missing)
+        return fail("the LXC container has no device files of the GPUs", *evidence, fix=passing)
     if not node.toolkit.programs or not system.unprivileged(node.host):
         return ok("the container has the GPUs' device files")
     settings = node.toolkit_settings
@@ -308,9 +317,11 @@ def immutable(node: Node) -> Verdict:
         return ok(f"{name} includes driver and toolkit")
     how, command = WHOLE.get(node.distribution.id, OTHER_WHOLE)
     if node.distribution.id == "flatcar" and missing == [_TOOLKIT_NAME]:
-        how, command = _FLATCAR_TOOLKIT
-    shown = seen("/etc/os-release", name)
-    return note(f"{' and '.join(missing)} can't be installed as packages: {how}", shown, fix=Fix(command))
+        how, command = FLATCAR_TOOLKIT
+    release_file = seen("/etc/os-release", name)
+    return note(
+        f"{' and '.join(missing)} can't be installed as packages: {how}", release_file, fix=Fix(command)
+    )
 
 
 # The system around the driver: its access control, clock, kernel, control groups and pending reboots.
@@ -440,15 +451,15 @@ def reboot_required(node: Node) -> Verdict:
         return ok("no kernel that is ready is waiting for a reboot")
     running = seen("/proc/sys/kernel/osrelease", f"{node.kernel} (running)")
     if node.distribution.family == "debian":
-        asked = kernel_waiting(node.host, node.kernels, node.kernel)
-        if asked is None:
+        release = kernel_waiting(node.host, node.kernels, node.kernel)
+        if release is None:
             return ok("no kernel requests a reboot")
         return warn(
-            f"kernel {asked} is waiting for a reboot", seen(PACKAGES, f"linux-image-{asked}"), running
+            f"kernel {release} is waiting for a reboot", seen(PACKAGES, f"linux-image-{release}"), running
         )
-    chosen = chosen_kernel(node.host)
-    if chosen.endswith(node.kernel):
-        return ok("the boot loader is set to boot the running kernel again", seen(GRUB, chosen))
+    entry = chosen_kernel(node.host)
+    if entry.endswith(node.kernel):
+        return ok("the boot loader is set to boot the running kernel again", seen(GRUB, entry))
     installed = seen(f"/lib/modules/{upcoming.release}", "installed")
     return warn(f"kernel {upcoming.release} is waiting for a reboot", installed, running)
 
@@ -473,20 +484,22 @@ def kernel_unsupported(node: Node) -> Verdict:
     """
     if node.module is not None or node.module_built:
         return ok("the running kernel has its module")
-    found = failed_build(node.host, node.kernel)
-    if found is None:
+    failure = failed_build(node.host, node.kernel)
+    if failure is None:
         return ok("no build of the module failed for this kernel")
-    evidence = [seen(found.path, found.text)]
-    if found.realtime:
+    evidence = [seen(failure.path, failure.text)]
+    if failure.realtime:
         build = Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {node.kernel} && modprobe nvidia")
         return fail(
-            f"driver {found.version} doesn't support the realtime kernel {node.kernel}", *evidence, fix=build
+            f"driver {failure.version} doesn't support the realtime kernel {node.kernel}",
+            *evidence,
+            fix=build,
         )
     others = (kernel.release for kernel in node.kernels if kernel.has_module)
     evidence += [
-        seen(f"/lib/modules/{other}/modules.dep", "nvidia.ko exists for this kernel") for other in others
+        seen(f"/lib/modules/{release}/modules.dep", "nvidia.ko exists for this kernel") for release in others
     ]
-    summary = f"driver {found.version} can't be compiled for kernel {node.kernel}"
+    summary = f"driver {failure.version} can't be compiled for kernel {node.kernel}"
     return fail(summary, *evidence, fix=newer_for_kernel(node, node.kernel))
 
 
@@ -517,9 +530,9 @@ def memory_cgroup_v1(node: Node) -> Verdict:
     program = None if node.kubelet is None or node.kubelet.process else node.host.which("kubelet")
     allowed = setting(node.host.read_text(CONFIG) or "", "failCgroupV1") == "false"
     answer = node.host.run([program, "--version"], timeout=5.0) if program and not allowed else None
-    shown = answer.stdout.strip() if answer is not None and answer.ok else ""
-    if can("kubelet", "cgroup-v1-refused", parse_version(shown.removeprefix("Kubernetes v"))):
-        reported = seen(f"{program} --version", shown)
+    version = answer.stdout.strip() if answer is not None and answer.ok else ""
+    if can("kubelet", "cgroup-v1-refused", parse_version(version.removeprefix("Kubernetes v"))):
+        reported = seen(f"{program} --version", version)
         return fail(
             "the node uses control groups version 1, and this kubelet doesn't start with them",
             evidence,

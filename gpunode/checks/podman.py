@@ -61,7 +61,7 @@ def podman_cdi(node: Node) -> Verdict:
         *(seen(path, "podman doesn't read this directory") for path in unread),
     )
     every_directory = tuple(dict.fromkeys((*directories, *(path.rpartition("/")[0] for path in unread))))
-    listed = ", ".join(f'"{one}"' for one in every_directory)
+    listed = ", ".join(f'"{directory}"' for directory in every_directory)
     text = f"[engine]\\n{_KEY} = [{listed}]\\n"
     fix = Fix(f"mkdir -p {_DROP_IN.rpartition('/')[0]} && printf '{text}' > {_DROP_IN}")
     return fail(f"podman {release} doesn't read the directory of the CDI specification", *evidence, fix=fix)
@@ -70,9 +70,9 @@ def podman_cdi(node: Node) -> Verdict:
 def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ...]:
     """Directories that this release reads: only newer ones use the setting, and 5.5 forgot one of the two."""
     settable = tables.can("podman", "cdi-spec-dirs", version)
-    named = tuple(string.rstrip("/") for string in files.strings(_KEY))
-    if settable and named:
-        return named
+    directories = tuple(string.rstrip("/") for string in files.strings(_KEY))
+    if settable and directories:
+        return directories
     forgot = settable and not tables.can("podman", "cdi-both-directories", version)
     return _DIRECTORIES[:1] if forgot else _DIRECTORIES
 

@@ -13,7 +13,8 @@ from gpunode.checks import driver_packages, fixes
 from gpunode.checks.disturbance import REPLACES_DRIVER
 from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
 from gpunode.checks.fixes import SUSE_LIBRARIES, SUSE_MODULE
-from gpunode.checks.platform import OTHER_WHOLE, RESTART_WSL, WHOLE
+from gpunode.checks.platform import FLATCAR_TOOLKIT, OTHER_WHOLE, RESTART_WSL, WHOLE
+from gpunode.checks.toolkit import REGISTER
 from gpunode.errors import GpunodeError
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
@@ -29,7 +30,6 @@ _GKE_INSTALLER = (
     "kubectl apply --filename https://raw.githubusercontent.com/GoogleCloudPlatform/"
     "container-engine-accelerators/master/nvidia-driver-installer/{}/daemonset-preloaded.yaml"
 )
-_FLATCAR_GUIDE = "https://www.flatcar.org/docs/latest/setup/customization/using-nvidia/"
 _TALOS_GUIDE = (
     "https://docs.siderolabs.com/talos/v1.13/configure-your-talos-cluster/hardware-and-drivers/nvidia-gpu"
 )
@@ -42,7 +42,7 @@ _DRIVERS = {
 _TOOLKITS = {
     "arch": "pacman -Syu nvidia-container-toolkit",
     "azurelinux": "tdnf install nvidia-container-toolkit",
-    "flatcar": f"follow {_FLATCAR_GUIDE}",
+    "flatcar": FLATCAR_TOOLKIT[1],
     "gentoo": "emerge app-containers/nvidia-container-toolkit",
 }
 # what installs the module for another kernel if DKMS doesn't build it
@@ -95,7 +95,8 @@ def separate_reboot(fix: Fix) -> tuple[Fix, ...]:
     if not fix.before_reboot:
         return (fix,)
     steps = tuple(step for step in fix.steps if step.disruptive != "reboot")
-    first = replace(fix, command=fix.before_reboot, before_reboot="", disruptive="none", steps=steps)
+    disruptive = "none" if fix.disruptive == "reboot" else fix.disruptive
+    first = replace(fix, command=fix.before_reboot, before_reboot="", disruptive=disruptive, steps=steps)
     return (first, fixes.REBOOT.other)
 
 
@@ -119,10 +120,11 @@ def _of_image(node: Node, command: str) -> Fix:
     if node.host.is_dir(_GKE):
         return Fix(_GKE_INSTALLER.format("cos" if system == "cos" else "ubuntu"), needs_root=False)
     if "toolkit" in command and system in _TOOLKITS:
-        return Fix(_TOOLKITS[system])
+        return _other_toolkit(node, command)
     if system in TRANSACTIONAL:
         return _module_package(node)
-    return Fix(WHOLE.get(system, OTHER_WHOLE)[1])
+    how, command = WHOLE.get(system, OTHER_WHOLE)
+    return Fix(command, before=f"{how[:1].upper()}{how[1:]}")
 
 
 def _driver_refusals(node: Node) -> tuple[str, ...]:
@@ -176,8 +178,8 @@ def _has_manager(node: Node, command: str) -> bool:
 
 
 def _other_toolkit(node: Node, command: str) -> Fix:
-    command = _TOOLKITS.get(node.distribution.id, f"follow {fixes.TOOLKIT_GUIDE}")
-    return Fix(command)
+    instead = _TOOLKITS.get(node.distribution.id, f"follow {fixes.TOOLKIT_GUIDE}")
+    return Fix(instead, note="" if "--upgrade" in command else REGISTER)
 
 
 def _has_dkms(node: Node, command: str) -> bool:
@@ -212,7 +214,8 @@ def _next_kernel(node: Node, command: str) -> Fix:
     """Nothing can be loaded into this kernel any more: the next one must have the module."""
     upcoming = node.next_kernel
     if any(kernel.release == upcoming and kernel.has_module for kernel in node.kernels):
-        return fixes.REBOOT.other
+        note = f"The modules of the running kernel {node.kernel} were removed: a reboot starts {upcoming}"
+        return replace(fixes.REBOOT.other, note=note)
     if upcoming == node.kernel:
         return driver_packages.install_driver(node)
     return driver_packages.build_module(node, upcoming).then_reboot()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,7 @@ from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2, Distribution
 from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
-from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Style, Table, Text, many
+from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text, many
 
 # Evidence and remedies of a finding in a few lines.
 
@@ -100,8 +100,8 @@ _STYLES = {
     FindingStatus.SKIP: Style.DIM,
 }
 _ENGINES = ("docker", "containerd")
-_KUBELET = "kubelet-not-running"
-_DRAIN = "drain this Kubernetes node"
+# a drain waits for the kubelet and its engine to end the pods
+_DRAINS_BY = ("containerd-not-restarted", "crio-not-running", "kubelet-not-running")
 # the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
@@ -142,10 +142,10 @@ def first(findings: tuple[Finding, ...]) -> str | None:
 def _before_reboot(
     findings: tuple[Finding, ...], finding: Finding, breaks: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. A drain waits for
-    the kubelet to end the pods. `breaks` are the findings that a reboot makes worse."""
+    """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. `breaks` are the
+    findings that a reboot makes worse."""
     bad = {other.id for other in findings if other.status in _BAD}
-    breaks = (*(one for one in (_KUBELET,) if one in bad and one != finding.id), *breaks)
+    breaks = (*(one for one in _DRAINS_BY if one in bad and one != finding.id), *breaks)
     if _fixed_by_reboot(finding):
         return breaks
     if not _reboots_last(finding):
@@ -211,10 +211,11 @@ def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
 def order(findings: tuple[Finding, ...]) -> tuple[str, ...]:
     """The ids of errors and warnings in the order of their fixes: after `first` the worst, but none before
     its cause."""
-    return tuple(finding.id for finding in _in_order(findings))
+    return tuple(finding.id for finding in in_order(findings))
 
 
-def _in_order(findings: tuple[Finding, ...]) -> list[Finding]:
+def in_order(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Errors and warnings in the order of their fixes: the page and `doctor --fix` have the same."""
     identifier = first(findings)
     return sorted(_causes_first(findings), key=lambda finding: finding.id != identifier)
 
@@ -360,8 +361,10 @@ def _word(status: FindingStatus) -> str:
 
 def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     before = reboot(findings).before
+    at_the_end = first(findings)
     shown: dict[str, str] = {}  # a command, and the finding that shows it
-    for finding in _in_order(findings):
+    above: set[str] = set()  # findings that are fixed when the reader comes to this one
+    for finding in in_order(findings):
         yield Text("")
         yield Text(f"{_word(finding.status)} {finding.id}: {finding.summary}", _STYLES[finding.status])
         if finding.ignored is not None:
@@ -370,52 +373,65 @@ def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Bloc
         yield from (Text(f"  {line}") for line in evidence_lines(finding.evidence))
         if finding.why:
             yield Text(f"  {finding.why}", Style.DIM)
-        if finding.fix:
-            yield from _fix(node, finding, before.get(finding.id, ()), shown)
+        if not finding.fix:
+            continue
+        of = shown.setdefault(finding.fix[0].command, finding.id)
+        if finding.id == at_the_end:
+            yield Text(f"  {_label(finding.fix[0])}: see the steps at the end", Style.COMMAND)
+        elif of != finding.id:
+            yield Text(f"  {_label(finding.fix[0])}: the same as for {of}", Style.COMMAND)
+        else:
+            left = [other for other in before.get(finding.id, ()) if other not in above]
+            yield from _fix(node, finding, left)
+        above.add(finding.id)
 
 
-def _fix(
-    node: NodeSummary, finding: Finding, before: tuple[str, ...], shown: dict[str, str]
-) -> Iterator[Block]:
-    """The command, once on a page, and what it disrupts. A reboot is a step of its own; `before` are the
-    findings to fix before it."""
+def _label(fix: Fix) -> str:
+    return "Look" if fix.look else "Fix"
+
+
+def _fix(node: NodeSummary, finding: Finding, before: Sequence[str]) -> Iterator[Block]:
+    """The command and what it disrupts. A reboot is a step of its own; `before` are the findings to fix
+    before it."""
     fix = finding.fix[0]
-    above = shown.setdefault(fix.command, finding.id)
-    label = "Look" if fix.look else "Fix"
-    if above != finding.id:
-        yield Text(f"  {label}: the same as for {above}", Style.COMMAND)
-        return
     if fix.before:
         yield Text(f"  {fix.before}")
-    if fix.change:
-        change, *lines = fix.change.split("\n")
-        yield Text(f"  {change}")
-        yield from (Text(f"    {line}", Style.DOCUMENT) for line in lines)
-    yield Text(f"  {label}: {fix.command}", Style.COMMAND)
+    yield from _indented(_change(fix), "  ")
+    yield Text(f"  {_label(fix)}: {fix.command}", Style.COMMAND)
     if fix.effect:
-        yield Text(f"  ({_effect(node, finding, before)})", Style.DIM)
-    text, *commands = fix.note.split("\n")
-    if text:
-        yield Text(f"  {text}", Style.DIM)
-    yield from (Text(f"  {command}", Style.COMMAND) for command in commands)
-    yield from _then_reboot(node, finding, before)
-
-
-def _then_reboot(node: NodeSummary, finding: Finding, before: tuple[str, ...]) -> Iterator[Block]:
-    """The reboot that ends a fix, with the steps before it."""
+        steps = [f"fix {identifier}" for identifier in before] if _fixed_by_reboot(finding) else []
+        steps += ["drain this Kubernetes node"] if node.kubernetes and _needs_drain(fix) else []
+        first_do = f"; {' and '.join(steps)} first" if steps else ""
+        yield Text(f"  ({fix.effect}{first_do})", Style.DIM)
+    yield from _indented(_note(fix), "  ")
     if _reboots_last(finding):
-        drained = finding.fix[0].disruptive in ("drain", "reboot") or not node.kubernetes
+        drained = _needs_drain(fix) or not node.kubernetes
         steps = [f"fix {identifier}" for identifier in before]
-        steps += ["reboot the node"] if drained else [f"{_DRAIN} and reboot it"]
+        steps += ["reboot the node"] if drained else ["drain this Kubernetes node and reboot it"]
         yield Text(f"  Then {', '.join(steps)}", Style.DIM)
 
 
-def _effect(node: NodeSummary, finding: Finding, before: tuple[str, ...]) -> str:
-    """What the command disrupts, and what to do before it."""
-    fix = finding.fix[0]
-    steps = [f"fix {identifier}" for identifier in before] if _fixed_by_reboot(finding) else []
-    steps += [_DRAIN] if node.kubernetes and fix.disruptive in ("drain", "reboot") else []
-    return f"{fix.effect}; {' and '.join(steps)} first" if steps else fix.effect
+def _change(fix: Fix | NextStep) -> Iterator[Text]:
+    """What to change in the file that the command opens."""
+    if fix.change:
+        change, *lines = fix.change.split("\n")
+        yield Text(change)
+        yield from (Text(f"  {line}", Style.DOCUMENT) for line in lines)
+
+
+def _note(fix: Fix | NextStep) -> Iterator[Text]:
+    text, *commands = fix.note.split("\n")
+    if text:
+        yield Text(text, Style.DIM)
+    yield from (Text(command, Style.COMMAND) for command in commands)
+
+
+def _indented(lines: Iterable[Text], indent: str) -> Iterator[Text]:
+    return (replace(line, text=f"{indent}{line.text}") for line in lines)
+
+
+def _needs_drain(fix: Fix) -> bool:
+    return fix.disruptive in ("drain", "reboot")
 
 
 def _reboots_last(finding: Finding) -> bool:
@@ -465,8 +481,59 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text(f"  A reboot fixes {', '.join(mends)}", Style.DIM)
 
 
+@dataclass(frozen=True)
+class NextStep:
+    """One step of the first fix: a `command`, or the id of another `finding` to fix at this point.
+
+    `effect` is what the command disrupts or where it runs; `change` and `note` are those of its fix.
+    """
+
+    command: str = ""
+    finding: str = ""
+    effect: str = ""
+    change: str = ""
+    note: str = ""
+
+
+def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextStep, ...]:
+    """All steps of the first fix in their order, from the drain to the next run of the doctor."""
+    identifier = first(findings)
+    finding = next((finding for finding in findings if finding.id == identifier), None)
+    if finding is None or finding.fix[0].command == ON_HOST:
+        return ()
+    fix, name = finding.fix[0], node.name or "NODE"
+    others = [NextStep(finding=other) for other in reboot(findings).before.get(finding.id, ())]
+    drains = node.kubernetes and any(map(_needs_drain, finding.fix))
+    drain = NextStep(
+        f"kubectl drain {name} --ignore-daemonsets --delete-emptydir-data", effect="where kubectl is set up"
+    )
+    restarts = "" if node.kubernetes else "containers stop; those with a restart policy start again"
+    reboots = _fixed_by_reboot(finding)
+    effect = restarts if reboots else fix.effect or ("disrupts nothing that runs" if fix.safe else "")
+    steps = others if reboots else []
+    if drains and _needs_drain(fix):
+        steps.append(drain)
+    steps.append(NextStep(fix.command, effect=effect, change=fix.change, note=fix.note))
+    if _reboots_last(finding):
+        steps += others
+        if drains and drain not in steps:
+            steps.append(drain)
+        steps.append(NextStep(REBOOT.other.command, effect=restarts))
+    if drains:
+        steps.append(NextStep(f"kubectl uncordon {name}"))
+    return (*steps, NextStep("gpunode doctor"))
+
+
+def _lines(step: NextStep) -> Iterator[Text]:
+    yield from _change(step)
+    yield Text(step.command or f"fix {step.finding}", Style.COMMAND)
+    if step.effect:
+        yield Text(f"({step.effect})", Style.DIM)
+    yield from _note(step)
+
+
 def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
-    """The first fix again, so that the end of a long page says what to run."""
+    """The steps of the first fix: the end of a long page is enough."""
     identifier = first(findings)
     finding = next((finding for finding in findings if finding.id == identifier), None)
     if finding is None:
@@ -476,29 +543,23 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     if fix.command == ON_HOST:
         yield Text("This is a container. Run gpunode doctor on its host.", Style.COMMAND)
         return
+    yield Text(f"{_label(fix)} first{', as root' if fix.needs_root else ''}: {finding.id}", Style.HEADING)
     if fix.before:
-        yield Text(f"{finding.id}: {fix.before}")
-    label = f"{'Look' if fix.look else 'Fix'} first{', as root' if fix.needs_root else ''}"
-    yield Text(f"{label}: {fix.command}", Style.COMMAND)
-    before = reboot(findings).before.get(finding.id, ())
-    effect = _effect(node, finding, before) if fix.effect else "disrupts nothing that runs"
-    yield Text(f"  (for {finding.id} above{'' if fix.look else f': {effect}'})", Style.DIM)
-    yield from _then_reboot(node, finding, before)
-    if node.kubernetes and any(fix.disruptive in ("drain", "reboot") for fix in finding.fix):
-        name = node.name or "NODE"
-        yield Text("  To drain it, where kubectl is set up:", Style.DIM)
-        yield Text(f"    kubectl drain {name} --ignore-daemonsets --delete-emptydir-data", Style.COMMAND)
-        yield Text(f"  and afterwards: kubectl uncordon {name}", Style.DIM)
-    yield Text(f"Then check again: gpunode doctor. More: gpunode explain {finding.id}", Style.DIM)
+        yield Text(f"  {fix.before}")
+    for number, step in enumerate(next_steps(node, findings), 1):
+        start, *more = _lines(step)
+        yield replace(start, text=f"  {number}. {start.text}")
+        yield from _indented(more, "     ")
+    yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 
 
-def _tables(tables: Sequence[TableAge]) -> Iterator[Block]:
+def _tables(ages: Sequence[TableAge]) -> Iterator[Block]:
     """Age of the oldest reference table: it doesn't contain what was published since."""
-    if tables:
-        oldest = min(tables, key=lambda table: table.date)
-        late = ": newer bulletins and releases are unknown" if oldest.age_days > OLD_DAYS else ""
-        age = many(oldest.age_days, "day")
-        yield Text(f"Reference tables as of {oldest.date} ({age} old){late}", Style.DIM)
+    if ages:
+        oldest = min(ages, key=lambda table: table.date)
+        late = ": newer ones are unknown" if oldest.age_days > OLD_DAYS else ""
+        what = f"Based on NVIDIA's releases and bulletins up to {oldest.date}"
+        yield Text(f"{what} ({many(oldest.age_days, 'day')} ago){late}", Style.DIM)
 
 
 # Facts about the node in a report, beside the findings.

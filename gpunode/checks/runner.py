@@ -212,7 +212,7 @@ def _finding(
         evidence=tuple(
             replace(evidence, value=without_secrets(evidence.value)) for evidence in verdict.evidence
         ),
-        why=check.why if bad or verdict.note else "",
+        why=verdict.why or check.why if bad or verdict.note else "",
         fix=(verdict.fix,) if verdict.note and verdict.fix else fix,
         blocked_by=blocked_by,
         refs=check.refs,

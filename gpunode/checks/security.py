@@ -79,10 +79,10 @@ def accept_envvar_unprivileged(node: Node) -> Verdict:
         return ok("pods that request no GPU don't run under the nvidia runtime")
     evidence = seen(settings.path, f"{BY_ENVVAR}: true", settings.line(BY_ENVVAR))
     handler = seen("default runtime", default)
-    taken = list(_used_without_request(node))
-    if taken:
-        count = many(len(taken), "container")
-        return warn(f"{count} used GPUs that no pod requested", *taken[:_SHOWN], evidence, handler)
+    evidence_list = list(_used_without_request(node))
+    if evidence_list:
+        count = many(len(evidence_list), "container")
+        return warn(f"{count} used GPUs that no pod requested", *evidence_list[:_SHOWN], evidence, handler)
     return note("a pod's image can get every GPU without requesting one", evidence, handler)
 
 
@@ -101,20 +101,22 @@ def _default_handler(node: Node) -> str:
 def _used_without_request(node: Node) -> Iterator[Evidence]:
     """Unprivileged containers of pods without an allocation that got GPUs through the variable."""
     try:
-        held = {(holding.namespace, holding.pod) for holding in node.gpu_holdings}
+        allocated = {(holding.namespace, holding.pod) for holding in node.gpu_holdings}
     except DaemonError:
         return
-    if any(not pod for _, pod in held):
+    if any(not pod for _, pod in allocated):
         return
     running = {container.id: container for container in node.gpu_containers}
-    for one in node.cri_containers if running else ():
-        container = running.get(one.id)
-        if container is None or (one.namespace, one.pod) in held or _infrastructure(one.namespace):
+    for entry in node.cri_containers if running else ():
+        container = running.get(entry.id)
+        if container is None or (entry.namespace, entry.pod) in allocated or _infrastructure(entry.namespace):
             continue
         requested = environment(node.host, container.pid).get(_VISIBLE, "")
         if requested not in ("", "void", "none") and not _privileged(node, container.pid):
             source = f"/proc/{container.pid}/environ"
-            yield seen(source, f"pod {one.namespace}/{one.pod}, container {one.name}: {_VISIBLE}={requested}")
+            yield seen(
+                source, f"pod {entry.namespace}/{entry.pod}, container {entry.name}: {_VISIBLE}={requested}"
+            )
 
 
 def _infrastructure(namespace: str) -> bool:
@@ -192,10 +194,12 @@ def docker_group(node: Node) -> Verdict:
     users = without_administrators(node.host, members(node.host, "docker"))
     if not users:
         return ok("only administrators can control Docker")
-    shown = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
+    users_text = ", ".join(users[:_SHOWN]) + (
+        f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else ""
+    )
     return note(
         "users in the group docker have rights equivalent to root",
-        seen("/etc/group", f"docker: {shown}"),
+        seen("/etc/group", f"docker: {users_text}"),
     )
 
 
@@ -279,14 +283,17 @@ def toolkit_cve(node: Node) -> Verdict:
     if not version:
         return skip("the toolkit's version is unknown")
     text = ".".join(map(str, version))
-    found = toolkit_bulletins(node.host, version, node.toolkit_settings)
-    if not found:
+    bulletins = toolkit_bulletins(node.host, version, node.toolkit_settings)
+    if not bulletins:
         return ok(f"no vulnerability of toolkit {text} is known as of {table(TOOLKIT).date}")
     evidence = [
-        seen(name_of(one), f"{', '.join(one['cves'])} (CVSS {one['score']}), fixed in {one['fixed']}")
-        for one in found
+        seen(
+            name_of(bulletin),
+            f"{', '.join(bulletin['cves'])} (CVSS {bulletin['score']}), fixed in {bulletin['fixed']}",
+        )
+        for bulletin in bulletins
     ]
-    summary = f"toolkit {text} has known vulnerabilities; {found[0]['fixed']} fixes them"
+    summary = f"toolkit {text} has known vulnerabilities; {bulletins[0]['fixed']} fixes them"
     return warn(summary, seen(node.toolkit.version_source, text), *evidence, fix=upgrade(node))
 
 
@@ -317,14 +324,14 @@ def driver_cve(node: Node) -> Verdict:
         return skip("the vGPU manager has its own releases")
     if ended(number) is not None:
         return skip(f"branch {number} gets no more fixes: see driver-eol")
-    found = driver_bulletins(version)
-    if not found:
+    bulletins = driver_bulletins(version)
+    if not bulletins:
         return ok(f"no vulnerability of driver {version} is known as of {table(DRIVER).date}")
-    evidence = [seen(name_of(one), f"fixed in {fixed}") for one, fixed in found]
-    summary = f"driver {version} has known vulnerabilities; {found[0][1]} fixes them"
+    evidence = [seen(name_of(bulletin), f"fixed in {fixed}") for bulletin, fixed in bulletins]
+    summary = f"driver {version} has known vulnerabilities; {bulletins[0][1]} fixes them"
     return warn(
         summary,
         seen("/sys/module/nvidia/version", version),
         *evidence,
-        fix=driver_upgrade(node, found[0][1]),
+        fix=driver_upgrade(node, bulletins[0][1]),
     )

@@ -63,7 +63,9 @@ def change(settings: Settings, verb: str, *words: str) -> Fix:
 
 # The NVIDIA Container Toolkit, which adds GPUs to containers.
 
-REGISTER = "Then register its runtime with the container engine: gpunode configure-runtime"
+REGISTER = (
+    "Then register its runtime, which reloads or restarts the container engine:\ngpunode configure-runtime"
+)
 # one of these starts containers; the others are helpers and leftovers
 _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
@@ -87,9 +89,11 @@ def toolkit_missing(node: Node) -> Verdict:
     """Engines don't support GPUs themselves: the toolkit adds device files and driver libraries to a
     container. Without it, Docker reports 'could not select device driver' and pods get no GPU.
     """
-    found = node.toolkit.programs
-    if any(name in found for name in _NEEDED):
-        return ok("the container toolkit is installed", *(seen(path, name) for name, path in found.items()))
+    programs = node.toolkit.programs
+    if any(name in programs for name in _NEEDED):
+        return ok(
+            "the container toolkit is installed", *(seen(path, name) for name, path in programs.items())
+        )
     if node.docker is None and node.containerd is None and node.kubelet is None:
         return skip("this node has no container engine that would use it")
     if node.docker is not None and node.docker.manager == "snap" and docker_role(node).used:
@@ -110,7 +114,7 @@ def toolkit_missing(node: Node) -> Verdict:
             f"no container toolkit is installed, and none is needed: {way.summary}",
             seen(way.source, way.value),
         )
-    unsafe = [one for one in map(node.host.unsafe_program, _NEEDED) if one is not None]
+    unsafe = [program for program in map(node.host.unsafe_program, _NEEDED) if program is not None]
     if unsafe:
         return fail(
             "other users can write to the NVIDIA Container Toolkit's programs",
@@ -185,8 +189,8 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
     """The toolkit calls nvidia-container-cli with options of its own release. An older one fails with
     'unrecognized option' or 'symbol lookup error', and GPU containers don't start.
     """
-    found = {name: node.packages.version(name) for name in PACKAGES}
-    here = {name: version for name, version in found.items() if version}
+    versions = {name: node.packages.version(name) for name in PACKAGES}
+    here = {name: version for name, version in versions.items() if version}
     if _MAIN not in here or len(here) < 2:
         return skip("the toolkit isn't installed as packages")
     evidence = tuple(seen(node.packages.manager, f"{name} {version}") for name, version in here.items())
@@ -277,33 +281,40 @@ def apt_signed_by(node: Node) -> Verdict:
     """With two keys for one repository, apt fails with 'Conflicting values set for option Signed-By'; with a
     retired repository, apt update fails. The node then gets no updates, including security fixes.
     """
-    ours = [source for source in read_sources(node.host) if _REPOSITORY in source.uri]
-    if not ours:
+    own = [source for source in read_sources(node.host) if _REPOSITORY in source.uri]
+    if not own:
         return skip("apt has no source for NVIDIA's container toolkit")
-    wrong = _conflicting(ours)
+    wrong = _conflicting(own)
     if wrong:
-        keep, drop = wrong[0], [one for one in wrong[1:] if one.path != wrong[0].path]
+        keep, drop = wrong[0], [source for source in wrong[1:] if source.path != wrong[0].path]
         change = f"delete all but one of the entries for {keep.uri}"
         fix = _removal(drop) if drop else fixes.edit_file(keep.path, keep.line, change)
         evidence = (
-            seen(one.path, f"{one.uri} signed by {one.signed_by or 'no key'}", one.line) for one in wrong
+            seen(source.path, f"{source.uri} signed by {source.signed_by or 'no key'}", source.line)
+            for source in wrong
         )
         return warn(f"apt has {keep.uri} twice, with different keys", *evidence, fix=fix)
     retired = [
-        source for source in ours if any(source.uri.split("://")[-1].startswith(one) for one in _RETIRED)
+        source
+        for source in own
+        if any(source.uri.split("://")[-1].startswith(address) for address in _RETIRED)
     ]
     if retired:
-        evidence = (seen(one.path, one.uri, one.line) for one in retired)
+        evidence = (seen(source.path, source.uri, source.line) for source in retired)
         return warn("apt uses a retired repository of the toolkit", *evidence, fix=_removal(retired))
-    return ok("apt has one source for the container toolkit", seen(ours[0].path, ours[0].uri, ours[0].line))
+    return ok("apt has one source for the container toolkit", seen(own[0].path, own[0].uri, own[0].line))
 
 
 def _conflicting(sources: list[AptSource]) -> list[AptSource]:
     """Entries of the first repository with different keys; the one with the repository's own name first."""
     for source in sources:
-        same = [one for one in sources if (_place(one), one.suite) == (_place(source), source.suite)]
-        if len({one.signed_by for one in same}) > 1:
-            return sorted(same, key=lambda one: (not one.signed_by, _MAIN not in one.path, one.path))
+        same = [
+            candidate
+            for candidate in sources
+            if (_place(candidate), candidate.suite) == (_place(source), source.suite)
+        ]
+        if len({entry.signed_by for entry in same}) > 1:
+            return sorted(same, key=lambda entry: (not entry.signed_by, _MAIN not in entry.path, entry.path))
     return []
 
 
@@ -393,20 +404,20 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
     if not path:
         return skip("dockerd's PATH is unknown")
     places = path.split(":")
-    found = {name: node.toolkit.programs[name] for name in _HOOKS if name in node.toolkit.programs}
-    if all(path.startswith(_OPERATOR) for path in found.values()):
+    hooks = {name: node.toolkit.programs[name] for name in _HOOKS if name in node.toolkit.programs}
+    if all(path.startswith(_OPERATOR) for path in hooks.values()):
         return skip("the toolkit has no hook that Docker would use")
     if any(node.host.executable(f"{place}/{name}") for place in places for name in _HOOKS):
         return ok("dockerd finds the toolkit in its PATH")
     process = f"/proc/{docker.process.pid}/environ"
-    place = next(iter(found.values())).rpartition("/")[0]
+    place = next(iter(hooks.values())).rpartition("/")[0]
     unit = docker.unit or "docker.service"
     drop = f"/etc/systemd/system/{unit}.d/10-path.conf"
     text = f"[Service]\\nEnvironment=PATH={path}:{place}\\n"
     fix = fixes.restart(unit, RESTARTS_DOCKER).after(
         f"mkdir -p {drop.rpartition('/')[0]} && printf '{text}' > {drop} && systemctl daemon-reload"
     )
-    evidence = (seen(where, "installed") for where in found.values())
+    evidence = (seen(where, "installed") for where in hooks.values())
     return warn(
         f"dockerd's PATH doesn't include {place}, the toolkit's directory",
         seen(process, f"PATH={path}"),

@@ -119,27 +119,29 @@ def toolkit_config_invalid(node: Node) -> Verdict:
 def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
     """Releases before 1.17.3 also took the container's own ldconfig, a path without @."""
     lax = tables.can("toolkit", "host-ldconfig", node.toolkit.version) is False
-    own = _named(settings).startswith("/")
+    own = _ldconfig_path(settings).startswith("/")
     return [problem for problem in settings.problems() if not (lax and own and problem[0] == LDCONFIG)]
 
 
-def _named(settings: Settings) -> str:
+def _ldconfig_path(settings: Settings) -> str:
     """The ldconfig that the file names."""
     return str(dig(settings.tree, *LDCONFIG.split(".")) or "")
 
 
 def _programs(node: Node, settings: Settings) -> Verdict | None:
     """ldconfig and the low-level runtimes that the file names, if any."""
-    host, ldconfig = node.host, _named(settings)
+    host, ldconfig = node.host, _ldconfig_path(settings)
     program = ldconfig.removeprefix("@")
     if program.startswith(f"{DRIVER_ROOT}/") and not host.is_dir(OPERATOR_DRIVER):
         return skip(f"the GPU operator's driver container, which provides {program}, is not running")
     if ldconfig.startswith("@") and not host.executable(program):
-        other = next(
+        existing = next(
             (path for path in ("/sbin/ldconfig.real", "/sbin/ldconfig") if host.executable(path)), ""
         )
-        set_other = change(settings, "set", f"{LDCONFIG}=@{other}")
-        fix = replace(set_other, note="@ marks a path on this host, not in the container") if other else None
+        set_other = change(settings, "set", f"{LDCONFIG}=@{existing}")
+        fix = (
+            replace(set_other, note="@ marks a path on this host, not in the container") if existing else None
+        )
         return fail(
             f"{LDCONFIG} is {program}, which doesn't exist", _at(settings, LDCONFIG, ldconfig), fix=fix
         )

@@ -62,17 +62,34 @@ def xid_recent(node: Node) -> Verdict:
     lasting = tuple(line for line in recent if _needs_recovery(node, line))
     if lasting:
         return fail(
-            f"{_what(lasting)}: the GPU must be reset", *_shown(lasting, now), fix=_fix(node, lasting)
+            f"{_kinds_text(lasting)}: the GPU must be reset",
+            *_line_evidence(lasting, now),
+            fix=_fix(node, lasting),
         )
     if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
-        return ok(f"{_what(recent)} and is back: see pcie-aer-errors for its link")
+        return ok(f"{_kinds_text(recent)} and is back: see pcie-aer-errors for its link")
     if recent:
-        words = "and the driver requests no reset" if _no_action_requested(node) else "within the last day"
-        return warn(f"{_what(recent)}, {words}", *_shown(recent, now))
+        if _no_action_requested(node):
+            words, fix = "and the driver requests no reset", _watch(recent[-1].address)
+        else:
+            words, fix = "within the last day", None
+        return warn(f"{_kinds_text(recent)}, {words}", *_line_evidence(recent, now), fix=fix)
     late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
     if late:
-        return note(f"{_what(late)}: errors of programs, or contained errors", *_shown(late, now))
+        return note(
+            f"{_kinds_text(late)}: errors of programs, or contained errors", *_line_evidence(late, now)
+        )
     return ok("the driver has reported no XID that is still relevant")
+
+
+def _watch(address: str) -> Fix:
+    return fixes.look(
+        f"nvidia-smi -q -i {address} | grep -i recovery",
+        "While this prints None, nothing has to be done but to restart the job that used the GPU. If the XID "
+        "comes again, end all work on the node and reboot it; a GPU that reports it again after that must be "
+        "replaced",
+        needs_root=False,
+    )
 
 
 def _grave_and_programs(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
@@ -117,14 +134,14 @@ def _no_action_requested(node: Node) -> bool:
     return any(gpu.reading.recovery_action == "none" for gpu in node.conditions)
 
 
-def _what(lines: tuple[XidLine, ...]) -> str:
+def _kinds_text(lines: tuple[XidLine, ...]) -> str:
     numbers = sorted({line.number for line in lines})
     gpus = len({line.address for line in lines})
     words = kernel_log.xid(numbers[0]).text if len(numbers) == 1 else f"XIDs {', '.join(map(str, numbers))}"
     return f"{words} ({many(gpus, 'GPU')})"
 
 
-def _shown(lines: tuple[XidLine, ...], now: float) -> tuple[Evidence, ...]:
+def _line_evidence(lines: tuple[XidLine, ...], now: float) -> tuple[Evidence, ...]:
     return tuple(
         seen(f"{SOURCE}, {_ago(now - line.seconds)}, GPU {line.address}", line.text)
         for line in lines[-_SHOWN:]

@@ -30,7 +30,7 @@ from gpunode.cdi.locations import (
 from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
 from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DryRunOption, Strings
+from gpunode.commands.options import DriverRootOption, DryRunOption, Strings, refuse_both
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
@@ -43,13 +43,10 @@ from gpunode.runtime.apply import engine_restart
 
 cdi_app = command_group("Generate and list CDI specifications.")
 
-DriverRootOption = Annotated[
-    str, typer.Option("--driver-root", metavar="DIR", help="Directory in which the driver is installed.")
-]
 DevRootOption = Annotated[
     str,
     typer.Option(
-        "--dev-root", metavar="DIR", help="Directory that contains dev/; the driver root by default."
+        "--dev-root", metavar="PATH", help="Directory that contains dev/.", show_default="the driver root"
     ),
 ]
 LibraryPathOption = Annotated[
@@ -65,8 +62,8 @@ HooksOption = Annotated[
     str,
     typer.Option(
         "--hooks",
-        metavar="WHICH",
-        help="auto: use NVIDIA's hooks if nvidia-cdi-hook is installed; none: use no hooks.",
+        metavar="auto|none",
+        help="Use NVIDIA's hooks if nvidia-cdi-hook is installed (auto), or no hooks.",
         autocompletion=one_of("auto", "none"),
     ),
 ]
@@ -77,8 +74,9 @@ NameOption = Annotated[
     typer.Option(
         "--device-name",
         "--device-name-strategy",
-        metavar="KIND",
-        help="Device names: index, uuid or type-index (repeatable); index and uuid by default.",
+        metavar="index|uuid|type-index",
+        help="Names of the devices (repeatable).",
+        show_default="index and uuid",
         autocompletion=one_of("index", "uuid", "type-index"),
     ),
 ]
@@ -119,7 +117,8 @@ HookPathOption = Annotated[
         "--nvidia-cdi-hook-path",
         "--nvidia-ctk-path",
         metavar="PATH",
-        help="Path of NVIDIA's hook program; detected by default.",
+        help="Path of NVIDIA's hook program.",
+        show_default="detected",
     ),
 ]
 LdconfigOption = Annotated[
@@ -131,7 +130,7 @@ FeatureFlagOption = Annotated[
         "--feature-flag",
         "--feature-flags",
         metavar="FLAG",
-        help="disable-ipc-discoverer or no-additional-gids-for-device-nodes (repeatable).",
+        help="Set disable-ipc-discoverer or no-additional-gids-for-device-nodes (repeatable).",
         autocompletion=one_of("disable-ipc-discoverer", "no-additional-gids-for-device-nodes"),
     ),
 ]
@@ -150,8 +149,9 @@ def cdi_generate(
         str,
         typer.Option(
             "--format",
-            metavar="FORMAT",
-            help="yaml or json; by the file's extension if not given.",
+            metavar="yaml|json",
+            help="Format of the specification.",
+            show_default="by the file's extension",
             autocompletion=one_of(*FORMATS),
         ),
     ] = "",
@@ -204,7 +204,7 @@ def cdi_list(
         ),
     ] = None,
 ) -> Result:
-    """List NVIDIA's CDI devices. Shows the file of each, and whether an engine can use it.
+    """List NVIDIA's CDI devices. The list has the file of each, and whether an engine can use it.
 
     gpunode cdi list
     """
@@ -228,15 +228,16 @@ def cdi_refresh(
             "--install", help="Install systemd and udev units that refresh it when the GPUs change."
         ),
     ] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove those units.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the units of --install.")] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Write /var/run/cdi/nvidia.yaml if the GPUs changed. Removes it if the driver is not loaded.
+    """Write /var/run/cdi/nvidia.yaml if the GPUs changed. The file is removed if the driver is not loaded.
+
+    Needs root.
 
     gpunode cdi refresh --install
     """
-    if install and remove:
-        raise UsageError("--install and --remove exclude each other", hint="give one of them")
+    refuse_both(install=install, remove=remove)
     if install or remove:
         return change_units(session.host, session.progress, remove=remove, dry_run=dry_run)
     content = _content(driver_root, dev_root, library_path, hooks, "nvidia.com", "gpu", device_name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -32,7 +32,7 @@ from gpunode.commands.options import (
     RuntimesOption,
     SocketOption,
     YesOption,
-    refuse_restart_command,
+    refuse_both,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -50,36 +50,41 @@ RESERVED = ("runc", "crun")
 VARIANTS = ("cdi", "legacy")  # NVIDIA's programs beside nvidia-container-runtime that force one mode
 
 
+@dataclass(frozen=True)
+class RuntimeChoice:
+    """The runtime to register, in every engine of a request.
+
+    An empty `path` is the engine's own default. `also` names variants of `VARIANTS` to register beside it.
+    """
+
+    name: str = "nvidia"
+    path: str = ""
+    set_as_default: bool = False
+    cdi: bool = False
+    also: Sequence[str] = ()
+    replace_others: bool = False
+
+
 def run(
     host: Host,
     request: Request,
     progress: Progress,
-    *,
-    name: str = "nvidia",
-    path: str = "",
-    set_as_default: bool = False,
-    cdi: bool = False,
-    also: Sequence[str] = (),
-    replace_others: bool = False,
+    choice: RuntimeChoice = RuntimeChoice(),
 ) -> Result:
     """Configure the engines; kind RuntimeConfiguration, data `gpunode.runtime.workflow.RuntimeConfiguration`.
 
-    With several engines the kind is RuntimeConfigurations and data lists them. `also` names variants of
-    `VARIANTS` to register beside the runtime; an empty `path` is the engine's own default.
+    With several engines the kind is RuntimeConfigurations and data lists them.
     """
-    check_name(name)
+    check_name(choice.name)
     if request.exit_code and not request.dry_run:
         raise UsageError("--exit-code only means something with --dry-run", hint="add --dry-run")
-    unknown = [variant for variant in also if variant not in VARIANTS]
+    unknown = [variant for variant in choice.also if variant not in VARIANTS]
     if unknown:
         raise UsageError(f"unknown --also {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
-        intents = [
-            _intent(engine, *_desired(engine, name, path, also, set_as_default, cdi, replace_others))
-            for engine in engines
-        ]
-        if cdi:
+        intents = [_intent(engine, *_desired(engine, choice)) for engine in engines]
+        if choice.cdi:
             users = tuple(name_of_daemon(engine.daemon) for engine in engines)
             intents = [replace(intent, cdi=(user,)) for intent, user in zip(intents, users, strict=True)]
             # the journal entry that creates the shared files names all engines: one that needs no change has
@@ -141,18 +146,16 @@ def check_name(name: str) -> None:
         raise UsageError(f"{name!r} can't be a runtime's name", hint="use letters, digits, '-', '_' and '.'")
 
 
-def _desired(
-    engine: Engine, name: str, path: str, also: Sequence[str], default: bool, cdi: bool, replace_others: bool
-) -> tuple[DesiredConfig, tuple[str, ...]]:
+def _desired(engine: Engine, choice: RuntimeChoice) -> tuple[DesiredConfig, tuple[str, ...]]:
     """The desired configuration of the engine. With CDI and without the toolkit there is no runtime to
     register."""
-    asked = path or default or also
-    path = path or engine.program
+    requested = choice.path or choice.set_as_default or choice.also
+    path = choice.path or engine.program
     if engine.program.startswith("/") and not path.startswith("/") and engine.daemon.name != "docker":
         raise UsageError(
             f"{engine.daemon.name} wants an absolute path, not {path!r}", hint="--nvidia-runtime-path /PATH"
         )
-    if cdi and not asked and engine.host.which(path) is None:
+    if choice.cdi and not requested and engine.host.which(path) is None:
         unsafe = engine.host.unsafe_program(path.rpartition("/")[2])
         problem = f"{unsafe[0]}: {unsafe[1]}" if unsafe else f"{path} is not there"
         note = (
@@ -160,15 +163,15 @@ def _desired(
             " as in --device nvidia.com/gpu=all"
         )
         return DesiredConfig(cdi=True), (note,)
-    handlers = [Handler(name, path)]
-    for variant in dict.fromkeys(also):
+    handlers = [Handler(choice.name, path)]
+    for variant in dict.fromkeys(choice.also):
         handlers.append(Handler(f"nvidia-{variant}", f"{path}.{variant}"))
     if len({handler.name for handler in handlers}) < len(handlers):
         raise UsageError(
-            f"the name {name} is a variant's own",
+            f"the name {choice.name} is a variant's own",
             hint="choose another: --nvidia-runtime-name nvidia",
         )
-    return DesiredConfig(tuple(handlers), default, cdi, replace_others), ()
+    return DesiredConfig(tuple(handlers), choice.set_as_default, choice.cdi, choice.replace_others), ()
 
 
 def _require_programs(engine: Engine, desired: DesiredConfig) -> None:
@@ -257,7 +260,8 @@ def configure_runtime(
     oci_hook_path: HookFileOption = "",
     nvidia_runtime_hook_path: HookProgramOption = "",
 ) -> Result:
-    """Register the nvidia runtime with a container engine. Restarts it and rolls back on failure.
+    """Register the nvidia runtime with a container engine. The engine is restarted; a failure is rolled back.
+    Needs root. gpunode asks before it stops running containers.
 
     gpunode configure-runtime --runtime containerd --dry-run
 
@@ -266,7 +270,7 @@ def configure_runtime(
     refused = {"--config-source": config_source, "--executable-path": executable_path}
     refused |= {"--oci-hook-path": oci_hook_path, "--nvidia-runtime-hook-path": nvidia_runtime_hook_path}
     _refuse_unsupported(refused, config_mode)
-    refuse_restart_command(no_restart, restart_command)
+    refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(
         runtimes=tuple(runtime or ("auto",)),
         config=config,
@@ -281,10 +285,7 @@ def configure_runtime(
         confirm=session.confirm,
         configures=True,
     )
-    return run(
-        session.host,
-        request,
-        session.progress,
+    choice = RuntimeChoice(
         name=nvidia_runtime_name,
         path=nvidia_runtime_path,
         set_as_default=set_as_default,
@@ -292,3 +293,4 @@ def configure_runtime(
         also=tuple(filter(None, also.replace(" ", "").split(","))),
         replace_others=replace,
     )
+    return run(session.host, request, session.progress, choice)

@@ -16,6 +16,7 @@ from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import (
     Headline,
+    NextStep,
     NodeSummary,
     RebootVerdict,
     TableAge,
@@ -25,6 +26,7 @@ from gpunode.checks.report import (
     first,
     gpus_not_examined,
     headline,
+    next_steps,
     order,
     reboot,
 )
@@ -96,7 +98,8 @@ class Selected:
 class DoctorReport:
     """`data` of the envelope: the node, and one finding per check.
 
-    `first` is the id to fix first, `order` has the ids of errors and warnings in the order of their fixes;
+    `first` is the id to fix first, `steps` are all steps of that fix, empty if nothing can be fixed here;
+    `order` has the ids of errors and warnings in the order of their fixes;
     `chains` maps each root cause to the checks that wait for it, each with the check that directly blocks it.
     `gpus_not_examined` is why NVML wasn't queried for the GPUs, empty if it was. `at` is in seconds since the
     epoch.
@@ -108,6 +111,7 @@ class DoctorReport:
     counts: dict[str, int]
     selection: Selected
     first: str | None
+    steps: tuple[NextStep, ...]
     order: tuple[str, ...]
     chains: dict[str, dict[str, str]]
     reboot: RebootVerdict
@@ -143,6 +147,7 @@ def run(
         counts,
         Selected(tuple(selection.only), tuple(selection.skip), selection.preflight),
         first(findings),
+        next_steps(about, findings),
         order(findings),
         behind(findings),
         reboot(findings),
@@ -336,7 +341,10 @@ DeepOption = Annotated[
     bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
 ]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Print why each check was skipped.")]
-FixOption = Annotated[bool, typer.Option("--fix", help="Print the commands that fix the findings.")]
+FixOption = Annotated[
+    bool,
+    typer.Option("--fix", help="Print the commands that fix the findings."),
+]
 ApplyOption = Annotated[
     bool, typer.Option("--apply", help="With --fix, run the safe commands and check again.")
 ]
@@ -352,7 +360,7 @@ ChecksArgument = Annotated[
     Strings,
     typer.Argument(
         metavar="[ID]...",
-        help="Checks to run; with --compare, reports or bundles.",
+        help="Checks to run, all by default; with --compare, reports or bundles.",
         autocompletion=completion.checks,
     ),
 ]
@@ -389,9 +397,9 @@ def doctor(
     compare: CompareOption = False,
     output_file: FileOption = "",
 ) -> Result:
-    """Find out why GPUs don't work on this node. Reports the root cause and the command that fixes it.
+    """Find out why GPUs don't work on this node. The report has the root cause and the command that fixes it.
 
-    Changes nothing without --fix --apply. Without root, checks of protected files are skipped.
+    Nothing is changed without --fix --apply. Without root, checks of protected files are skipped.
 
     gpunode doctor
 
@@ -461,8 +469,12 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
             f"--output-file {path} is for a whole report, not for {asked[0]}", hint="use a redirection: >"
         )
     if path not in ("", "-"):
-        suffix = PurePath(path).suffix
-        if suffix and session.chosen["output"] is None and output_for(path) is None:
+        suffix, form = PurePath(path).suffix, output_for(path)
+        if form not in (None, Output.TABLE) and session.chosen["output"] not in (None, form):
+            raise UsageError(
+                f"-o {output} contradicts the name {path}", hint=f"leave out -o: {suffix} is enough"
+            )
+        if suffix and session.chosen["output"] is None and form is None:
             raise UsageError(
                 f"--output-file {path}: {suffix!r} is not the ending of a report",
                 hint="use .html, .json, .yaml, .prom or .txt, or choose the format with -o",

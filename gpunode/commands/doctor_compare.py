@@ -121,12 +121,15 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
 
     `UsageError` for fewer than two files, `ConfigError` names a file that isn't a report.
     """
+    few = UsageError(
+        "--compare needs the reports of two nodes or more",
+        hint="gpunode doctor --output-file NODE.json on each, then gpunode doctor --compare *.json",
+    )
     if len(paths) < 2 and not any(path.endswith(LINES) for path in paths):
-        raise UsageError(
-            "--compare needs the reports of two nodes or more",
-            hint="gpunode doctor --output-file NODE.json on each, then gpunode doctor --compare *.json",
-        )
+        raise few
     reports = {name: report for path in paths for name, report in saved_reports(path)}
+    if len(reports) < 2 <= len(paths):  # the same file twice
+        raise few
     missing = tuple(_missing(name, report) for name, report in reports.items() if _failed(report))
     reports = {name: report for name, report in reports.items() if not _failed(report)}
     names = _models(reports.values())

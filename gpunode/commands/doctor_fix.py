@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
+from gpunode.checks.report import in_order
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.child import module_argv
 from gpunode.host import Host
@@ -76,7 +77,7 @@ def run(
     if apply:
         _require(host)
     findings = look()
-    plan = planned_fixes(findings)
+    plan = planned_fixes(in_order(findings))
     done: tuple[Outcome, ...] = ()
     if apply:
         done, findings = _apply(host, look, findings, allow, progress)
@@ -125,7 +126,7 @@ def _apply(
             findings = look()
             outcome = _judged(outcome, findings, planned.steps[len(steps) :])
         done[planned.id] = outcome
-    for planned in planned_fixes(findings):
+    for planned in planned_fixes(in_order(findings)):
         if planned.id not in done:
             done[planned.id] = Outcome(planned.id, "left", _way(planned))
     return tuple(done.values()), findings
@@ -135,7 +136,7 @@ def _next(findings: tuple[Finding, ...], allow: Collection[str], done: Collectio
     """The next fix that may be carried out. A reboot comes last, with no fix after it."""
     found = [
         planned
-        for planned in planned_fixes(findings)
+        for planned in planned_fixes(in_order(findings))
         if planned.id not in done and allowed_steps(planned, allow)
     ]
     found.sort(key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, allow)))

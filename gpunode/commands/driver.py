@@ -11,7 +11,7 @@ import typer
 
 from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import LOCK_SECONDS, LockOption
+from gpunode.commands.options import LOCK_SECONDS, DryRunOption, HoldOption, KeyOption, LockOption, YesOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts import driver
@@ -43,19 +43,23 @@ BranchOption = Annotated[
         metavar="N",
         min=0,
         max=9999,
-        help="Driver branch, such as 580; selected for the GPUs by default.",
+        help="Driver branch, such as 580.",
+        show_default="the newest that fits the GPUs",
     ),
 ]
 VersionOption = Annotated[
     str,
-    typer.Option("--version", metavar="X.Y.Z", help="Driver version; the newest of the branch by default."),
+    typer.Option(
+        "--version", metavar="X.Y.Z", help="Driver version.", show_default="the newest of the branch"
+    ),
 ]
 FlavourOption = Annotated[
     str,
     typer.Option(
         "--flavour",
-        metavar="KIND",
-        help="Kernel module: open or proprietary.",
+        metavar="open|proprietary",
+        help="Kernel module to install.",
+        show_default="what the GPUs and the branch need",
         autocompletion=one_of(*FLAVOURS),
     ),
 ]
@@ -68,11 +72,6 @@ RepositoryOption = Annotated[
         autocompletion=one_of(DISTRIBUTION, NVIDIA),
     ),
 ]
-KeyOption = Annotated[
-    str,
-    typer.Option("--key", metavar="FILE", help="Signing key of the mirror; NVIDIA's by default."),
-]
-HoldOption = Annotated[bool, typer.Option("--hold", help="Exclude the packages from upgrades afterwards.")]
 
 
 @verb(driver_app, "plan", "DriverPlan")
@@ -104,15 +103,17 @@ def driver_install(
     repository: RepositoryOption = "",
     key: KeyOption = "",
     hold: HoldOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Apply the plan.")] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     plan: Annotated[
         str,
-        typer.Option("--plan", metavar="ID", help="Apply only if the plan still has this ID."),
+        typer.Option("--plan", metavar="ID", help="Install only the plan that has this ID."),
     ] = "",
     lock_timeout: LockOption = LOCK_SECONDS,
 ) -> Result:
-    """Install the driver as planned. Never interrupts running GPU work, never reboots.
+    """Install the driver as planned. GPU work is never interrupted, and the node isn't rebooted.
+
+    Needs root and --yes.
 
     gpunode driver install --dry-run
 
@@ -287,7 +288,7 @@ def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
     if refusals and plan.refusals and not plan.up_to_date:
         if plan.decisions or plan.commands:
             yield Text("")
-        yield Text("not to be run as it is:", Style.BAD)
+        yield Text("This plan can't be carried out:", Style.BAD)
         for refusal in plan.refusals:
             yield Text(f"  {refusal.message}", Style.BAD)
             yield Text(f"    {refusal.hint}", Style.DIM)
@@ -551,8 +552,7 @@ def _result(
     if dry_run or plan.up_to_date:
         refusals = () if plan.up_to_date else plan.refusals
         foreseen = tuple(
-            ErrorInfo(one.code, f"without --dry-run this is refused: {one.message}", one.hint)
-            for one in refusals
+            ErrorInfo(one.code, f"a real run would be refused: {one.message}", one.hint) for one in refusals
         )
         status, exit_code = ("fail", ExitCode.PRECONDITION) if foreseen else ("ok", ExitCode.OK)
         page = tuple(blocks(plan, refusals=False))

@@ -100,9 +100,9 @@ def _blocks(check: Check) -> Iterator[Block]:
     yield from _section("Looks at", check.looks_at)
     yield from _section("Why", check.why)
     if check.blocked_by:
-        yield from _section("Waits for", ", ".join(check.blocked_by))
+        yield from _section("Runs only if these checks don't fail", ", ".join(check.blocked_by))
     if blocked_checks(check):
-        yield from _section("Explains", ", ".join(blocked_checks(check)))
+        yield from _section("While it fails, these don't run", ", ".join(blocked_checks(check)))
     yield Text("")
     usual = check.remedy.other
     label = "Look" if usual.look else "Fix"
@@ -113,6 +113,8 @@ def _blocks(check: Check) -> Iterator[Block]:
     for command, names in commands(check).items():
         yield Text(f"  {', '.join(names)}", Style.DIM)
         yield Text(f"    {command}", Style.COMMAND)
+    if usual.disruptive in ("drain", "reboot"):
+        yield Text("  Drain a Kubernetes node first", Style.DIM)
     yield from (Text(f"  {line}", Style.DIM) for line in usual.note.splitlines())
     if check.refs:
         yield from _section("Read on", *check.refs)
@@ -151,7 +153,8 @@ def explain(
         ),
     ] = "",
 ) -> Result:
-    """Explain one check, or list all checks. Prints what it examines, why, and the fix for each distribution.
+    """Explain one check, or list all checks. The page says what it examines, why,
+    and how to fix it on each distribution.
 
     gpunode explain driver-lib-mismatch
     """

@@ -95,7 +95,7 @@ gpus_app = typer.Typer(rich_markup_mode=None)
 
 @verb(gpus_app, "gpus", "GpuInventory")
 def gpus(session: Session) -> Result:
-    """List the GPUs and MIG devices. Queries NVML, the driver's library.
+    """List the GPUs and MIG devices. NVML, the driver's library, reports them.
 
     gpunode gpus -o json
     """

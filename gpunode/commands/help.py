@@ -25,6 +25,10 @@ def _environment(context: Any, of: str) -> str:
     context.max_content_width = WIDTH
     formatter = context.make_formatter()
     formatter.write_text("Each variable sets one option; a flag on the command line takes precedence.")
+    formatter.write_text(
+        "Values: true or false for a flag; several values with spaces between, for those of plugin serve and"
+        " labels with commas. GPUNODE_STATE_DIR is the directory of the journal."
+    )
     listed = [one for one in variables(context.command) if f"{one.command} ".startswith(f"{of} ".lstrip())]
     for command, group in groupby(listed, key=lambda one: one.command):
         with formatter.section(f"gpunode {command}" if command else "Every command"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer
 import typer.core
 
 WIDTH = 110
-_HYPHEN = "\N{NON-BREAKING HYPHEN}"
+_HYPHEN, _SPACE = "\N{NON-BREAKING HYPHEN}", "\N{NO-BREAK SPACE}"
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 """What editors and web pages make of '-'."""
+_NAMES = 30  # columns for names; a longer one gets a line of its own
+_TOGETHER = 24  # columns; a longer default may be folded
 _MANY = 12  # more options than that are shown in sections
 _GLOBAL = "Global options"
 _SECTIONS = {
@@ -45,13 +48,31 @@ def whole(text: str) -> str:
 
 
 def printed(page: str) -> str:
-    """The page with normal hyphens restored."""
-    return page.replace(_HYPHEN, "-")
+    """The page with normal hyphens and spaces restored."""
+    return page.replace(_HYPHEN, "-").replace(_SPACE, " ")
 
 
 def set_from_environment(option: Any) -> bool:
     """Whether a variable can set this option for every run."""
     return option.param_type_name == "option" and not option.hidden and option.name not in ONE_SHOT
+
+
+def flag_of(option: Any) -> str:
+    """The long name of an option."""
+    return str(next((flag for flag in option.opts if flag.startswith("--")), option.opts[0]))
+
+
+def variable_of(option: Any, prefix: str) -> str:
+    """The variable of an option of the command with this prefix, named after the flag; Click would name it
+    after the function's parameter."""
+    flag = flag_of(option)
+    name = flag.removeprefix("--") if flag.startswith("--") else option.name
+    return f"{prefix}_{name}".upper().replace("-", "_")
+
+
+def variables_of(option: Any) -> list[str]:
+    """The variables that an option names itself."""
+    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
 
 
 class HelpPage:
@@ -77,6 +98,10 @@ class HelpPage:
         return [piece[1:-1] if piece.startswith("{") else piece for piece in pieces]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for option in filter(set_from_environment, self.params):
+            if not is_global(option):
+                own = variable_of(option, ctx.auto_envvar_prefix or "")
+                option.envvar = list(dict.fromkeys((own, *variables_of(option))))
         if not ctx.resilient_parsing:  # as for completion
             self._check_values(ctx, args)
         parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
@@ -131,61 +156,61 @@ class HelpPage:
                     formatter.write(f"  {example}\n")
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments, the command's own options, those of every command."""
+        """Arguments and the command's own options; those of every command are on the first page."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        common = []
-        own = [one for one in self.get_params(ctx) if one.param_type_name == "option"]  # type: ignore[attr-defined]
-        many = sum(not (one.hidden or _is_global(one)) for one in own) > _MANY
-        for param in self.get_params(ctx):  # type: ignore[attr-defined]
-            record = _record(param, ctx)
-            if record is None:
+        own = self.listed_options(ctx)
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]  # type: ignore[attr-defined]
+        for param in (*arguments, *own):
+            shown = record(param, ctx)
+            if shown is None:
                 continue
-            if param.param_type_name == "argument":
-                sections["Arguments"].append(record)
-            elif _is_global(param):
-                common.append(record)
-            else:
-                heading = _HEADING.get(param.opts[0], "Options") if many else "Options"
-                sections.setdefault(heading, []).append(record)
-        for heading, records in {**sections, _GLOBAL: common}.items():
+            heading = "Arguments" if param.param_type_name == "argument" else "Options"
+            if is_global(param):
+                heading = _GLOBAL
+            elif heading == "Options" and len(own) > _MANY:
+                heading = param.rich_help_panel or _HEADING.get(param.opts[0], heading)
+            sections.setdefault(heading, []).append(shown)
+        for heading, records in sections.items():
             if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
+                longest = max(len(word) for _, text in records for word in text.split(" "))
+                with formatter.section(heading):  # a path isn't folded
+                    formatter.write_dl(records, col_max=min(_NAMES, formatter.width - longest - 4))
+
+    def listed_options(self, ctx: Any) -> list[Any]:
+        """The options on the page: on the first one all, on the others those of the command."""
+        options = [one for one in self.get_params(ctx) if one.param_type_name == "option" and not one.hidden]  # type: ignore[attr-defined]
+        return [one for one in options if ctx.parent is None or not is_global(one)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         super().format_epilog(ctx, formatter)  # type: ignore[misc]
-        options = [one for one in self.get_params(ctx) if set_from_environment(one)]  # type: ignore[attr-defined]
+        formatter.write_paragraph()
+        if ctx.parent is not None:
+            formatter.write_text("Global options, such as -o json and --root PATH: gpunode --help")
+        if ctx.auto_envvar_prefix and (variables := self._variables(ctx)):
+            formatter.write_text(whole(variables))
+
+    def _variables(self, ctx: Any) -> str:
+        """How the variables of the options are named, and what lists them; empty if there are none."""
         prefix = ctx.auto_envvar_prefix
-        if prefix and options:
-            own = not all(map(_is_global, options))
-            scope = f"{prefix}_<COMMAND>" if ctx.parent is None else prefix if own else "GPUNODE"
-            formatter.write_paragraph()
-            formatter.write_text(whole(self._variables(ctx, scope)))
-
-    def _variables(self, ctx: Any, scope: str) -> str:
-        """Which options have variables, and what lists them."""
-        words = ctx.command_path.split()[1:] if scope != "GPUNODE" else []
-        rest = [f"--{one}".replace("_", "-") for one in ("dry_run", "yes") if self._has(ctx, one)]
-        except_ = f"; {' and '.join(rest)} {'have' if len(rest) > 1 else 'has'} none" if rest else ""
-        shared = any(
-            not getattr(one, "variable", scope).startswith(scope)
-            for one in self.get_params(ctx)  # type: ignore[attr-defined]
-        )
-        serve = " Those of plugin serve have GPUNODE_PLUGIN_SERVE_<OPTION>." if shared else ""
-        return (
-            f"Most options have a variable, {scope}_<OPTION>{except_}.{serve}"
-            f" List: {' '.join(('gpunode help environment', *words))}"
-        )
-
-    def _has(self, ctx: Any, name: str) -> bool:
-        return any(one.name == name for one in self.get_params(ctx))  # type: ignore[attr-defined]
+        if ctx.parent is None:
+            return f"Variables: {prefix}_<COMMAND>_<OPTION>; see gpunode help environment"
+        options = self.listed_options(ctx)
+        set_once = [flag_of(one) for one in options if one.name in ONE_SHOT]
+        if len(set_once) == len(options):
+            return ""
+        other = any(not getattr(one, "variable", prefix).startswith(prefix) for one in options)
+        parts = [f"{prefix}_<OPTION>", *(["GPUNODE_PLUGIN_SERVE_<OPTION>"] if other else [])]
+        except_ = f" (not {', '.join(set_once)})" if set_once else ""
+        path = " ".join(ctx.command_path.split()[1:])
+        return f"Variables: {' or '.join(parts)}{except_}; see gpunode help environment {path}"
 
 
-def _is_global(option: Any) -> bool:
+def is_global(option: Any) -> bool:
+    """Whether every command has this option."""
     return option.name == "help" or getattr(option, "rich_help_panel", "") == _GLOBAL
 
 
-def _record(option: Any, ctx: Any) -> tuple[str, str] | None:
+def record(option: Any, ctx: Any) -> tuple[str, str] | None:
     """Names and help of an option or argument, with its default where that says something."""
     option.show_envvar = False
     spellings = option.opts
@@ -194,23 +219,24 @@ def _record(option: Any, ctx: Any) -> tuple[str, str] | None:
             *(flag for flag in spellings if not flag.startswith("--")),
             *[flag for flag in spellings if flag.startswith("--")][:1],
         ]
-    record = option.get_help_record(ctx)
+    found = option.get_help_record(ctx)
     option.opts = spellings
-    if record is None:
+    if found is None:
         return None
-    record = record[0], whole(record[1])
     names = (
-        record[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
+        found[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
     )
-    text, bracket, extra = record[1].rpartition("  [")
+    text, bracket, extra = whole(found[1]).rpartition("  [")
     if not bracket:
-        return names, record[1]
-    notes = [
-        one.replace("default: (", "default: ").rstrip(")") for one in extra.removesuffix("]").split("; ")
-    ]
+        return names, extra
+    # a default in words is in parentheses
+    notes = [re.sub(r"^default: \((.*)\)$", r"default: \1", one) for one in extra[:-1].split("; ")]
     silent = ("default: false", "default: none", "default: 0", "default: ")
     shown = [one for one in notes if one.startswith(("default: ", "required")) and one not in silent]
-    return names, f"{text} [{'; '.join(shown)}]" if shown else text
+    if not shown:
+        return names, text
+    note = f"[{'; '.join(shown)}]"
+    return names, f"{text} {note if len(note) > _TOGETHER else note.replace(' ', _SPACE)}"
 
 
 class HelpCommand(HelpPage, typer.core.TyperCommand):
@@ -225,7 +251,7 @@ def _named(param: Any) -> str:
     """An option's flag, or an argument's name in the help."""
     if param.param_type_name == "argument":
         return f"'{(param.metavar or param.name.upper()).strip('[].')}'"
-    return str(next((flag for flag in param.opts if flag.startswith("--")), param.opts[0]))
+    return flag_of(param)
 
 
 class HelpGroup(HelpPage, typer.core.TyperGroup):
@@ -247,4 +273,8 @@ class HelpGroup(HelpPage, typer.core.TyperGroup):
 def command_group(text: str, default: str = "") -> typer.Typer:
     """An application of several subcommands."""
     group = type("Group", (HelpGroup,), {"default": default})
-    return typer.Typer(help=text, cls=group, no_args_is_help=not default, rich_markup_mode=None)
+    metavar = "[COMMAND] [ARGS]..." if default else None
+    text = f"{text} Without COMMAND: {default}." if default else text
+    return typer.Typer(
+        help=text, cls=group, subcommand_metavar=metavar, no_args_is_help=not default, rich_markup_mode=None
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from gpunode.commands.options import (
     NoRestartOption,
     RestartCommandOption,
     YesOption,
-    refuse_restart_command,
+    refuse_both,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import (
@@ -44,7 +44,7 @@ journal_app = command_group("List the changes that gpunode made on this node.", 
 
 @verb(journal_app, "list", "Journal")
 def journal_list(session: Session) -> Result:
-    """List the changes, oldest first. Shows whether each can be rolled back now, and if not, why.
+    """List the changes, oldest first. The list says whether each can be rolled back now. Needs root.
 
     gpunode journal list
     """
@@ -57,11 +57,14 @@ def journal_show(
     entry: Annotated[
         str,
         typer.Argument(
-            metavar="[ID]", help="Journal entry; the last one by default.", autocompletion=journal_entries
+            metavar="[ID]",
+            help="ID of the journal entry.",
+            show_default="the last one",
+            autocompletion=journal_entries,
         ),
     ] = "",
 ) -> Result:
-    """Show one change. Prints its time, its command, and the diff of every file.
+    """Show one change. The page has its time, its command, and the diff of every file. Needs root.
 
     gpunode journal show
     """
@@ -77,7 +80,10 @@ def rollback(
     entry: Annotated[
         str,
         typer.Argument(
-            metavar="[ID]", help="Journal entry; the last one by default.", autocompletion=journal_entries
+            metavar="[ID]",
+            help="ID of the journal entry.",
+            show_default="the last one",
+            autocompletion=journal_entries,
         ),
     ] = "",
     dry_run: DryRunOption = False,
@@ -85,23 +91,23 @@ def rollback(
     restart_command: RestartCommandOption = "",
     yes: YesOption = False,
 ) -> Result:
-    """Restore the files of a journal entry. Then restarts or reloads the engine.
+    """Restore the files of a journal entry. The engine is then restarted or reloaded.
+
+    Needs root. gpunode asks before it stops running containers.
 
     gpunode rollback
 
     gpunode rollback 20261124T021435Z-configure-runtime --dry-run
     """
-    refuse_restart_command(no_restart, restart_command)
-    return roll_back(
-        session.host,
-        session.progress,
-        entry,
+    refuse_both(no_restart=no_restart, restart_command=restart_command)
+    request = Request(
+        restart_command=restart_command,
         dry_run=dry_run,
         no_restart=no_restart,
-        restart_command=restart_command,
         yes=yes,
         confirm=session.confirm,
     )
+    return roll_back(session.host, session.progress, entry, request)
 
 
 # `gpunode journal list`: what gpunode changed on this node, and which changes can be rolled back now.
@@ -332,26 +338,21 @@ def roll_back(
     host: Host,
     progress: Progress,
     name: str = "",
-    *,
-    dry_run: bool = False,
-    no_restart: bool = False,
-    restart_command: str = "",
-    yes: bool = False,
-    confirm: Callable[[str], bool] = lambda _question: False,
+    request: Request = Request(),  # noqa: B008 - frozen
 ) -> Result:
     """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
 
-    Without a `name` it is the last entry. `ConfigError` if another program has changed one of the files
-    since; nothing is restored then.
+    Without a `name` it is the last entry. The engine and its files are the entry's, not those of `request`.
+    `ConfigError` if another program has changed one of the files since; nothing is restored then.
     """
-    if not dry_run and _killed(Journal.of(host), name):
-        done = _finish(host, name, restart_command, progress)
+    if not request.dry_run and _killed(Journal.of(host), name):
+        done = _finish(host, name, request.restart_command, progress)
         if done is not None:
             return done
     entry = Journal.of(host).committed(name)
     manifest = entry.manifest
     if not manifest.get("engine"):
-        return _files_only(host, entry, progress, dry_run=dry_run)
+        return _files_only(host, entry, progress, dry_run=request.dry_run)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
         back = past(host, journal, entry)
@@ -373,15 +374,12 @@ def roll_back(
         )
         return (intent,)
 
-    request = Request(
+    request = replace(
+        request,
         runtimes=(find.name_of(manifest),),
         config=str(manifest.get("config", "")),
         socket=str(manifest.get("socket", "")),
-        restart_command=restart_command or str(manifest.get("restartCommand", "")),
-        dry_run=dry_run,
-        no_restart=no_restart,
-        yes=yes,
-        confirm=confirm,
+        restart_command=request.restart_command or str(manifest.get("restartCommand", "")),
     )
     return change(host, request, prepare, progress)
 

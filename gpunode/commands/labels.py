@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpunode.commands.options import DryRunOption, refuse_both
 from gpunode.commands.plugin_options import SettingsCommand, sources
 from gpunode.commands.session import Session, until_signal, verb
 from gpunode.errors import UsageError
@@ -18,6 +19,7 @@ from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
 from gpunode.output.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.plugin.config.options import OPTIONS as EVERY
+from gpunode.plugin.config.values import TRUE
 from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
 
 if TYPE_CHECKING:
@@ -43,8 +45,10 @@ def _rows() -> Iterator[Option]:
     """The options of this command: its own, and those plugin options that describe the GPUs."""
     by_field = {option.field: option for option in EVERY}
     sink = by_field["labels_to"]
-    text = "Where to publish the labels; printed if not given."
-    yield replace(sink, flags=("--to",), variables=(sink.variable,), part="labels", help=text)
+    text = "Publish the labels to these places."
+    yield replace(
+        sink, flags=("--to",), variables=(sink.variable,), part="labels", help=text, default="stdout"
+    )
     for option in EVERY:
         if option.part and option.field == "output_file":
             yield replace(option, flags=(*option.flags, "--output"))
@@ -53,7 +57,9 @@ def _rows() -> Iterator[Option]:
     without = by_field["fail_on_init_error"]
     for name in _SHARED:
         yield (
-            replace(without, help="false: where the driver doesn't answer, label as if there were no GPU.")
+            replace(
+                without, help="false: if the driver fails, label the node as without GPUs.", ignored=False
+            )
             if name == without.field
             else by_field[name]
         )
@@ -83,6 +89,7 @@ def run(
     if resolved.problems:
         return _refused(resolved.problems)
     settings = resolved.settings
+    _refuse_unused(resolved)
     if not settings.labels.oneshot and not dry_run:
         if "stdout" in chosen(settings.labels):
             raise UsageError("--watch needs a place for the labels", hint="--to file, node-feature or node")
@@ -110,6 +117,24 @@ class LabelWatch:
     """`data` of the envelope when `--watch` ends: how often labels were made."""
 
     passes: int
+
+
+_USED_BY = {
+    **dict.fromkeys(("output_file",), ("file",)),
+    **dict.fromkeys(("use_node_feature_api", "namespace", "pod_name"), ("node-feature",)),
+    **dict.fromkeys(("node_name", "kubeconfig", "kube_context", "server"), ("node-feature", "node")),
+}
+
+
+def _refuse_unused(resolved: Resolved) -> None:
+    """`UsageError` for a flag of a destination that isn't chosen. A variable or a file may serve several
+    commands."""
+    to = chosen(resolved.settings.labels)
+    for field, sinks in _USED_BY.items():
+        flag = resolved.origins.get(field, "")
+        if flag.startswith("--") and not set(sinks).intersection(to):
+            places = " or ".join(sinks)
+            raise UsageError(f"{flag} is for --to {places}", hint=f"add --to {sinks[0]}, or leave {flag} out")
 
 
 def _refused(problems: tuple[Problem, ...]) -> Result:
@@ -339,22 +364,16 @@ def labels(
         bool,
         typer.Option(
             "--watch",
-            envvar="GPUNODE_LABELS_WATCH",
-            help="Keep running and update the labels; same as --oneshot=false.",
+            help="Keep running and update the labels.",
         ),
     ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", envvar="GPUNODE_LABELS_DRY_RUN", help="Print what would change; change nothing."
-        ),
-    ] = False,
+    dry_run: DryRunOption = False,
     **given: Any,
 ) -> Result:
     """Print or publish node labels that describe the GPUs. They are the labels of GPU Feature Discovery.
 
     They can be published as a feature file or NodeFeature object for Node Feature Discovery,
-    or on the Node itself. Takes GPU Feature Discovery's flags, variables and config file.
+    or on the Node itself. GPU Feature Discovery's flags, variables and config file are accepted.
 
     gpunode labels
 
@@ -362,6 +381,7 @@ def labels(
 
     gpunode labels --watch --to node-feature --namespace node-feature-discovery
     """
+    refuse_both(watch=watch, oneshot=(given.get("oneshot") or ("",))[-1] in TRUE)
     if watch and not dry_run:
         given["oneshot"] = "false"
     return run(session.host, given, session.progress, dry_run=dry_run)

@@ -12,6 +12,7 @@ import typer
 from gpunode import __version__
 from gpunode.commands.completion import one_of, resources
 from gpunode.commands.help_page import command_group
+from gpunode.commands.options import DriverRootOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.facts.images import vector_add_image
@@ -67,6 +68,7 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     account that may create pods gets a namespace of its own, because its pods could use any other account
     there.
     """
+    uses = tuple(word for one in uses for word in one.split(","))
     unknown = [one for one in uses if one not in USES]
     if unknown:
         from gpunode.plugin.config.values import nearest
@@ -370,20 +372,28 @@ ImageOption = Annotated[
     typer.Option(
         "--image",
         metavar="REF",
-        help="Image that contains gpunode; gpunode:VERSION by default.",
+        help="Image that contains gpunode.",
+        show_default=f"gpunode:{__version__}",
     ),
 ]
-VendorOption = Annotated[Vendor, typer.Option("--vendor", help="GPU vendor: nvidia or amd.")]
+VendorOption = Annotated[Vendor, typer.Option("--vendor", help="Vendor of the GPUs.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the plugin.")]
 ClassOption = Annotated[
     str,
+    typer.Option("--runtime-class", metavar="NAME", help="RuntimeClass of the pod; empty: none."),
+]
+MigOption = Annotated[
+    Mig | None,
     typer.Option(
-        "--runtime-class", metavar="NAME", help="RuntimeClass; empty where nvidia is the default runtime."
+        "--mig",
+        help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none).",
     ),
 ]
-MigOption = Annotated[Mig | None, typer.Option("--mig", help="How MIG devices are advertised.")]
 MpsOption = Annotated[
-    int, typer.Option("--mps", metavar="N", min=0, max=48, help="Share each GPU with N clients through MPS.")
+    int | None,
+    typer.Option(
+        "--mps", metavar="N", min=1, max=48, help="Share each GPU with N clients (at most 48) by MPS."
+    ),
 ]
 CdiOption = Annotated[bool, typer.Option("--cdi", help="Pass GPUs to containers through CDI.")]
 FileOption = Annotated[
@@ -391,9 +401,6 @@ FileOption = Annotated[
     typer.Option(
         "--config-file", metavar="FILE", help="Configuration file of the plugin, for its ConfigMap."
     ),
-]
-DriverRootOption = Annotated[
-    str, typer.Option("--driver-root", metavar="PATH", help="Directory of the driver on the nodes.")
 ]
 KubeletRootOption = Annotated[
     str, typer.Option("--kubelet-root", metavar="PATH", help="Value of the kubelet's --root-dir.")
@@ -405,7 +412,7 @@ PortOption = Annotated[
         metavar="PORT",
         min=0,
         max=65535,
-        help="Port for metrics and probes; 0 disables both.",
+        help="Port for metrics and probes; 0: neither.",
     ),
 ]
 SecretOption = Annotated[
@@ -432,7 +439,7 @@ def manifests_all(
     namespace: NamespaceOption = "kube-system",
     runtime_class: ClassOption = "nvidia",
     mig: MigOption = None,
-    mps: MpsOption = 0,
+    mps: MpsOption = None,
     cdi: CdiOption = False,
     config_file: FileOption = "",
     driver_root: DriverRootOption = "",
@@ -441,18 +448,21 @@ def manifests_all(
     image_pull_secret: SecretOption = "",
     labels: LabelsOption = None,
     node: Annotated[
-        str, typer.Option("--node", metavar="NAME", help="Also print this Node, and bind the pod to it.")
+        str, typer.Option("--node", metavar="NAME", help="Name of the Node to print and to bind the pod to.")
     ] = "",
     taint: TaintOption = False,
     test_image: Annotated[
         str,
         typer.Option(
-            "--test-image", metavar="REF", help="Image of the test pod; NVIDIA's sample by default."
+            "--test-image", metavar="REF", help="Image of the test pod.", show_default="NVIDIA's sample"
         ),
     ] = "",
     resource: ResourceOption = "",
 ) -> Result:
     """Print all objects: RuntimeClass, account, plugin, pod.
+
+    The plugin runs on nodes that Node Feature Discovery or nvidia.com/gpu.present=true marks as GPU nodes.
+    Run gpunode configure-runtime on each of them first.
 
     gpunode manifests all --image example.com/gpunode:1.0 | kubectl apply -f -
     """
@@ -463,7 +473,7 @@ def manifests_all(
         namespace=namespace,
         runtime_class=runtime_class,
         mig=mig.value if mig else "",
-        mps=mps,
+        mps=mps or 0,
         cdi=cdi,
         config_file=config_file,
         driver_root=driver_root,
@@ -515,7 +525,7 @@ def manifests_daemon_set(
     namespace: NamespaceOption = "kube-system",
     runtime_class: ClassOption = "nvidia",
     mig: MigOption = None,
-    mps: MpsOption = 0,
+    mps: MpsOption = None,
     cdi: CdiOption = False,
     config_file: FileOption = "",
     driver_root: DriverRootOption = "",
@@ -537,7 +547,7 @@ def manifests_daemon_set(
         namespace=namespace,
         runtime_class=runtime_class,
         mig=mig.value if mig else "",
-        mps=mps,
+        mps=mps or 0,
         cdi=cdi,
         config_file=config_file,
         driver_root=driver_root,
@@ -557,7 +567,8 @@ def manifests_rbac(
         typer.Option(
             "--namespace",
             metavar="NAME",
-            help="Namespace of the account; kube-system, or gpunode-verify for verify.",
+            help="Namespace of the account.",
+            show_default="kube-system, for verify gpunode-verify",
         ),
     ] = "",
     uses: Annotated[
@@ -582,11 +593,14 @@ def manifests_rbac(
 def manifests_vector_add(
     session: Session,
     image: Annotated[
-        str, typer.Option("--image", metavar="REF", help="Image of the pod; NVIDIA's sample by default.")
+        str,
+        typer.Option("--image", metavar="REF", help="Image of the pod.", show_default="NVIDIA's sample"),
     ] = "",
     resource: ResourceOption = "nvidia.com/gpu",
     namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.")] = "",
-    node: Annotated[str, typer.Option("--node", metavar="NAME", help="Run on this node only.")] = "",
+    node: Annotated[
+        str, typer.Option("--node", metavar="NAME", help="Name of the Node to bind the pod to.")
+    ] = "",
     runtime_class: ClassOption = "nvidia",
 ) -> Result:
     """Print the vector-add pod. gpunode verify --on kubernetes runs it and reports the result.

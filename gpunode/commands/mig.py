@@ -43,7 +43,7 @@ def mig_list(
         bool, typer.Option("--profiles", help="Print the MIG profiles and placements that each GPU supports.")
     ] = False,
 ) -> Result:
-    """List the MIG layout of the GPUs. Shows modes, instances, placements, and UUIDs of the MIG devices.
+    """List the MIG layout of the GPUs. It has modes, instances, placements, and UUIDs of the MIG devices.
 
     Reading instances needs root, or the capability mig/monitor.
 
@@ -89,7 +89,7 @@ ConfigFileOption = Annotated[
         "--config-file",
         env="CONFIG_FILE",
         metavar="FILE",
-        text="Configuration file in mig-parted's format; - reads standard input.",
+        text="Configuration file in mig-parted's format, or - for standard input.",
     ),
 ]
 LabelOption = Annotated[
@@ -99,7 +99,7 @@ LabelOption = Annotated[
         "--selected-config",
         env="SELECTED_CONFIG",
         metavar="LABEL",
-        text="Configuration to use; required if the file has several.",
+        text="Configuration of the file; required if it has several.",
         autocompletion=mig_labels,
     ),
 ]
@@ -109,7 +109,7 @@ ModeOnlyOption = Annotated[
         "-m",
         "--mode-only",
         env="MODE_CHANGE_ONLY",
-        text="Set or compare only the MIG mode, not the instances.",
+        text="Change or check only whether MIG is on, not the partitions.",
     ),
 ]
 
@@ -121,7 +121,7 @@ def mig_plan(
     selected_config: LabelOption = "",
     mode_only: ModeOnlyOption = False,
 ) -> Result:
-    """Show what apply would do. Prints the current and the new layout, and the processes that block it.
+    """Show what apply would do. The page has both layouts, and the processes that block the change.
 
     gpunode mig plan -f mig.yaml -c all-balanced
     """
@@ -137,7 +137,10 @@ def mig_apply(
     skip_reset: Annotated[
         bool,
         _option(
-            "-s", "--skip-reset", env="SKIP_RESET", text="Don't reset GPUs; a mode change may stay pending."
+            "-s",
+            "--skip-reset",
+            env="SKIP_RESET",
+            text="Don't reset GPUs; a change of the MIG mode may then need a reboot.",
         ),
     ] = False,
     drain: Annotated[
@@ -145,8 +148,8 @@ def mig_apply(
         typer.Option(
             "--drain",
             metavar="UNIT|CONTAINER|PID",
-            help="Stop this GPU user first; units and containers (docker:ID) are started again "
-            "afterwards (repeatable).",
+            help="Stop this user of a GPU first (repeatable); a unit or container (docker:ID) is started "
+            "again afterwards.",
         ),
     ] = None,
     persist: Annotated[
@@ -161,11 +164,13 @@ def mig_apply(
     node: NodeOption = "",
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Keep running, and apply the Node's mig.config label when it changes."),
+        typer.Option("--watch", help="Keep running and apply the Node's mig.config label when it changes."),
     ] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Apply a MIG configuration. Refuses while GPUs are in use; rolls back on failure.
+    """Apply a MIG configuration. It is refused while GPUs are in use; on failure all is rolled back.
+
+    Needs root.
 
     gpunode mig apply -f mig.yaml -c all-balanced --dry-run
 
@@ -196,7 +201,7 @@ def mig_assert(
         _option("-a", "--valid-config", env="VALID_CONFIG", text="Validate the file without querying GPUs."),
     ] = False,
 ) -> Result:
-    """Check whether the GPUs match a MIG configuration. Exit 5 if they don't.
+    """Check whether the GPUs match a MIG configuration. The exit code is 5 if they don't.
 
     gpunode mig assert -f mig.yaml -c all-balanced
     """

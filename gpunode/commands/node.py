@@ -15,7 +15,9 @@ import typer
 from gpunode.commands.completion import resources
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
+    WAIT,
     ContextOption,
+    DryRunOption,
     KubeconfigOption,
     NodeOption,
     ServerOption,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster
 
 node_app = command_group("Change this machine's Node object.")
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the patch; change nothing.")]
 
 
 WAIT_SECONDS = 30.0
@@ -54,7 +55,7 @@ def node_advertise(
     ],
     count: Annotated[
         str,
-        typer.Option("--count", metavar="N", help="Number to advertise; auto counts this machine's GPUs."),
+        typer.Option("--count", metavar="N", help="Number of devices; auto: this machine's GPUs."),
     ] = "auto",
     remove: Annotated[bool, typer.Option("--remove", help="Remove the resource from the node.")] = False,
     force: Annotated[
@@ -66,7 +67,7 @@ def node_advertise(
             "--wait",
             least=0,
             default=WAIT_SECONDS,
-            help="How long to wait until the kubelet reports it allocatable.",
+            help=WAIT,
         ),
     ] = WAIT_SECONDS,
     kubeconfig: KubeconfigOption = "",

@@ -13,10 +13,10 @@ from gpunode.errors import UsageError
 Strings = list[str] | None
 
 
-def duration_option(*flags: str, least: float, default: float | None, help: str) -> Any:
+def duration_option(*flags: str, least: float, default: float | str, help: str) -> Any:
     """An option for a duration in seconds: 500ms, 60s, 2m or 1h; a number without a unit is in seconds.
 
-    `default` is shown in the help; None if the help text has it.
+    `default` is shown in the help; a text where it depends on something else.
     """
 
     def parse(value: str | float) -> float:
@@ -29,7 +29,7 @@ def duration_option(*flags: str, least: float, default: float | None, help: str)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
-    shown = False if default is None else f"{default:g}s"
+    shown = default if isinstance(default, str) else f"{default:g}s"
     return typer.Option(*flags, parser=parse, metavar="DURATION", help=help, show_default=shown)
 
 
@@ -40,16 +40,19 @@ LockOption = Annotated[
         "--lock-timeout",
         least=0,
         default=LOCK_SECONDS,
-        help="How long to wait for another package manager to finish.",
+        help="Time limit for another package manager to finish.",
     ),
 ]
 
+_ENGINES = "Engine: docker, containerd, crio, podman, k3s, rke2, k0s or microk8s"
+_AUTO = "auto, the engine of the kubelet or the only one"
 RuntimeOption = Annotated[
     str,
     typer.Option(
         "--runtime",
         metavar="ENGINE",
-        help="Engine to configure; auto is the engine of the kubelet, or the only one.",
+        help=f"{_ENGINES}.",
+        show_default=_AUTO,
         autocompletion=engines,
     ),
 ]
@@ -58,8 +61,8 @@ RuntimesOption = Annotated[
     typer.Option(
         "--runtime",
         metavar="ENGINE",
-        help="docker, containerd, crio, podman, k3s, rke2, k0s, microk8s or auto (repeatable; "
-        "default: auto, the engine of the kubelet or the only one).",
+        help=f"{_ENGINES} (repeatable).",
+        show_default=_AUTO,
         autocompletion=engines,
     ),
 ]
@@ -67,7 +70,7 @@ NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="Name of 
 ConfigOption = Annotated[
     str,
     typer.Option(
-        "--config", metavar="PATH", help="Configuration file of the engine; the daemon's own by default."
+        "--config", metavar="PATH", help="Configuration file of the engine.", show_default="the daemon's own"
     ),
 ]
 DropInOption = Annotated[
@@ -75,17 +78,17 @@ DropInOption = Annotated[
     typer.Option(
         "--drop-in-config",
         metavar="PATH",
-        help="Drop-in file to write (containerd 2, CRI-O); selected by default.",
+        help="Drop-in file to write (containerd 2, CRI-O).",
+        show_default="a file that the daemon reads",
     ),
 ]
 SocketOption = Annotated[
-    str, typer.Option("--socket", metavar="PATH", help="Socket of the daemon; detected by default.")
+    str,
+    typer.Option("--socket", metavar="PATH", help="Socket of the daemon.", show_default="detected"),
 ]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the diff and the commands; change nothing.")
-]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
 NoRestartOption = Annotated[
-    bool, typer.Option("--no-restart", help="Write the files; print what must be restarted.")
+    bool, typer.Option("--no-restart", help="Write the files, and print what must be restarted.")
 ]
 RestartCommandOption = Annotated[
     str,
@@ -97,14 +100,28 @@ RestartCommandOption = Annotated[
 ]
 
 
-def refuse_restart_command(no_restart: bool, restart_command: str) -> None:
-    """`UsageError` for a restart command that `--no-restart` would leave unused."""
-    if no_restart and restart_command:
-        raise UsageError("--no-restart and --restart-command exclude each other", hint="give one of them")
+def refuse_both(**given: object) -> None:
+    """`UsageError` if both options, by their names, are given."""
+    if all(given.values()):
+        first, second = (f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{first} and {second} exclude each other", hint="give one of them")
 
 
-YesOption = Annotated[
-    bool, typer.Option("-y", "--yes", help="Don't ask before running containers are stopped.")
+YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Go ahead without confirmation.")]
+HoldOption = Annotated[
+    bool, typer.Option("--hold", help="Keep the packages at this version when the system is upgraded.")
+]
+KeyOption = Annotated[
+    str,
+    typer.Option("--key", metavar="FILE", help="Signing key of the mirror.", show_default="NVIDIA's"),
+]
+DriverRootOption = Annotated[
+    str, typer.Option("--driver-root", metavar="PATH", help="Directory of the driver on the node.")
+]
+WAIT = "Time limit for the kubelet to report the resource as allocatable."
+STATE_DIR = "/var/lib/gpunode/plugin"
+StateDirOption = Annotated[
+    str, typer.Option("--state-dir", metavar="PATH", help="State directory of the device plugin.")
 ]
 ProgramOption = Annotated[
     str,
@@ -112,7 +129,8 @@ ProgramOption = Annotated[
         "--nvidia-runtime-path",
         "--runtime-path",
         metavar="PATH",
-        help="Path of the runtime; nvidia-container-runtime (docker: found in PATH) by default.",
+        help="Path of the runtime program.",
+        show_default="nvidia-container-runtime, for docker the one in PATH",
     ),
 ]
 DefaultOption = Annotated[
@@ -147,10 +165,10 @@ AlsoOption = Annotated[
 ]
 ReplaceOption = Annotated[
     bool,
-    typer.Option("--replace", help="Replace a drop-in that nvidia-ctk or the GPU operator wrote."),
+    typer.Option("--replace", help="Replace a drop-in file that nvidia-ctk or the GPU operator wrote."),
 ]
 ExitCodeOption = Annotated[
-    bool, typer.Option("--exit-code", help="With --dry-run: exit 1 if changes are pending.")
+    bool, typer.Option("--exit-code", help="With --dry-run, exit 1 if changes are pending.")
 ]
 NoVerifyOption = Annotated[
     bool, typer.Option("--no-verify", help="Don't query the running daemon afterwards.")
@@ -160,8 +178,8 @@ KubeconfigOption = Annotated[
     typer.Option(
         "--kubeconfig",
         metavar="PATH",
-        help="Kubeconfig file, or kubelet for the kubelet's own. Default: KUBECONFIG, the pod's "
-        "account or ~/.kube/config.",
+        help="Kubeconfig file, or kubelet for the kubelet's own.",
+        show_default="KUBECONFIG, the pod's account or ~/.kube/config",
     ),
 ]
 ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="Kubeconfig context to use.")]
@@ -171,5 +189,7 @@ ServerOption = Annotated[
 ]
 NodeOption = Annotated[
     str,
-    typer.Option("--node", metavar="NAME", help="Name of the Node; NODE_NAME or the host name by default."),
+    typer.Option(
+        "--node", metavar="NAME", help="Name of the Node.", show_default="NODE_NAME or the host name"
+    ),
 ]

@@ -16,7 +16,8 @@ import typer
 from gpunode import __version__
 from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
-from gpunode.commands.plugin_options import SettingsCommand, sources, value_text
+from gpunode.commands.options import STATE_DIR, StateDirOption
+from gpunode.commands.plugin_options import CheckConfigCommand, SettingsCommand, sources, value_text
 from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
@@ -51,9 +52,9 @@ plugin_app = command_group("Run and inspect the Kubernetes device plugin.")
 
 @verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda given: True)
 def plugin_serve(session: Session, **given: Any) -> Result:
-    """Run the device plugin. Stays in the foreground until SIGTERM or Ctrl-C.
+    """Run the device plugin. It stays in the foreground until SIGTERM or Ctrl-C. Needs root.
 
-    Takes the flags, variables and config file of NVIDIA's device plugin. On SIGHUP it reads the file again.
+    The flags, variables and config file of NVIDIA's device plugin are accepted. SIGHUP rereads the file.
 
     gpunode plugin serve
 
@@ -62,18 +63,18 @@ def plugin_serve(session: Session, **given: Any) -> Result:
     return serve(session.host, given)
 
 
-@verb(plugin_app, "check-config", "PluginConfig", cls=SettingsCommand)
+@verb(plugin_app, "check-config", "PluginConfig", cls=CheckConfigCommand)
 def plugin_check_config(
     session: Session,
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="The config file, as --config-file.")] = "",
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Configuration file to check.")] = "",
     source: Annotated[
         Foreign | None, typer.Option("--from", help="Convert FILE from GKE's format and print it.")
     ] = None,
     **given: Any,
 ) -> Result:
-    """Check a config file. Shows each value and its origin, and the devices that would be served.
+    """Check a config file. The page has each value, its origin, and the devices that would be served.
 
-    Takes the options of `plugin serve`; serves nothing.
+    The options of plugin serve are accepted, too: see gpunode plugin serve --help.
 
     gpunode plugin check-config /etc/gpunode/plugin.yaml
 
@@ -97,7 +98,7 @@ def plugin_inject(
         ),
     ] = "",
     value: Annotated[
-        str, typer.Argument(metavar="[VALUE]", help="Number, word or MIG layout, depending on the fault.")
+        str, typer.Argument(metavar="[VALUE]", help="Detail of the fault, such as the number of an XID.")
     ] = "",
     gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="GPU index, UUID or all.")] = "",
     gi: Annotated[int | None, typer.Option("--gi", metavar="ID", help="GPU instance of an XID.")] = None,
@@ -105,11 +106,9 @@ def plugin_inject(
     script: Annotated[
         str, typer.Option("--script", metavar="FILE", help="File of timed faults, one JSON object per line.")
     ] = "",
-    state_dir: Annotated[
-        str, typer.Option("--state-dir", metavar="DIR", help="State directory of the plugin.")
-    ] = "/var/lib/gpunode/plugin",
+    state_dir: StateDirOption = STATE_DIR,
 ) -> Result:
-    """Inject a fault into a simulated GPU. Requires a plugin that runs with --simulate.
+    """Inject a fault into a simulated GPU. The plugin must run with --simulate.
 
     gpunode plugin inject xid 79 --gpu 3
 
@@ -325,6 +324,8 @@ def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) 
     data = _data(source.file, resolved)
     if resolved.problems:
         return replace(refused(_KIND, resolved.problems, data), messages=_messages(resolved.warnings))
+    if source.file and not resolved.content.strip() and source.reader.realpath(source.file) != "/dev/null":
+        raise ConfigError(f"{source.file} is empty", hint="a config file begins with: version: v1")
     seen = _look(host, resolved.settings)
     if seen.problem is not None:
         return Result(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer.core
 
 from gpunode.commands.completion import one_of
-from gpunode.commands.help_page import HelpCommand
+from gpunode.commands.help_page import HelpCommand, is_global
 from gpunode.plugin.config.options import OPTIONS, Option, metavar
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class SettingOption(typer.core.TyperOption):
             show_default=default or False,
             autocompletion=lambda context, args, incomplete: offered(incomplete),
         )
+        self.ignored = row.ignored
         self.variable = row.variable
         self.envvar = [row.variable, *row.variables]
 
@@ -137,15 +138,23 @@ class SettingsCommand(HelpCommand):
         if self._settings is None:
             from gpunode.plugin.config.options import metavar
 
-            self._settings = [SettingOption(row, metavar(row), default_text(row)) for row in self.rows()]
+            self._settings = [
+                SettingOption(row, metavar(row), row.default or default_text(row)) for row in self.rows()
+            ]
         named = super().get_params(ctx)
-        own = [
-            one
-            for one in named
-            if one.name != "help" and getattr(one, "rich_help_panel", "") != "Global options"
-        ]
+        own = [one for one in named if not is_global(one)]
         return [*own, *self._settings, *(one for one in named if one not in own)]
+
+    def listed_options(self, ctx: Any) -> list[Any]:
+        return [one for one in super().listed_options(ctx) if not getattr(one, "ignored", False)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         takes_words = any(one.param_type_name == "argument" for one in self.params)
         return super().parse_args(ctx, with_go_words(args, self.rows(), words_follow=takes_words))
+
+
+class CheckConfigCommand(SettingsCommand):
+    """Its help doesn't repeat that of `plugin serve`."""
+
+    def listed_options(self, ctx: Any) -> list[Any]:
+        return [one for one in super().listed_options(ctx) if not isinstance(one, SettingOption)]

@@ -16,11 +16,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gpunode.commands.options import duration_option
+from gpunode.commands.options import STATE_DIR, StateDirOption, duration_option
 from gpunode.commands.plugin import plugin_app
 from gpunode.commands.session import Session, verb
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
-from gpunode.errors import DaemonError, GpunodeError, PreconditionError
+from gpunode.errors import DaemonError, GpunodeError, PreconditionError, Unreadable
 from gpunode.facts.device_plugins import status_path
 from gpunode.facts.kubelet import NAME, Checkpoint, read_checkpoint
 from gpunode.gpu.model import Inventory
@@ -139,11 +139,14 @@ class _Sources:
 
     def __init__(self) -> None:
         self.sources: list[Source] = []
+        self.denied: GpunodeError | None = None  # the first refusal for lack of rights
 
     def query(self, name: str, path: str, question: Callable[[], _Found | None]) -> _Found | None:
         try:
             found = question()
         except GpunodeError as error:
+            if error.code == "denied" or isinstance(error, Unreadable):
+                self.denied = self.denied or error
             absent = error.code in ("absent", "not-live", "unsupported")
             state = "absent" if absent else "failed"
             self.sources.append(Source(name, path, state, error.message, error.hint))
@@ -170,7 +173,7 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
         report = make_report(replace(known, inventory=inventory))
     names = [one.name for one in report.resources]
     sockets = asked.query("sockets", directory, lambda: plugin_sockets(host, directory, names))
-    _refuse_blind(asked.sources)
+    _refuse_blind(asked)
     return PluginStatus(
         kubelet_socket,
         _unless_recorded(host, kubelet or "unknown"),
@@ -260,14 +263,13 @@ def _unless_recorded(host: Host, state: str) -> str:
     return "unknown" if not host.live and state == "absent" else state
 
 
-def _refuse_blind(sources: Sequence[Source]) -> None:
+def _refuse_blind(asked: _Sources) -> None:
     """`PreconditionError` if nothing was read and a source was denied, because an empty table would
     mislead."""
-    if any(source.state == "read" and source.name not in ("kubelet", "nvml") for source in sources):
+    if any(source.state == "read" and source.name not in ("kubelet", "nvml") for source in asked.sources):
         return
-    denied = next((one for one in sources if one.hint.startswith("run as root")), None)
-    if denied is not None:
-        raise PreconditionError(denied.problem, hint=denied.hint)
+    if asked.denied is not None:
+        raise PreconditionError(asked.denied.message, hint=asked.denied.hint)
 
 
 # `plugin status` for people: the plugin, the resources, the GPUs, and what is wrong with them.
@@ -461,35 +463,33 @@ def _socket(one: PluginSocket) -> Text:
 def plugin_status(
     session: Session,
     kubelet_socket: Annotated[
-        str, typer.Option("--kubelet-socket", metavar="PATH", help="Socket of the kubelet.")
+        str,
+        typer.Option(
+            "--kubelet-socket", metavar="PATH", help="Socket of the kubelet.", show_default="the plugin's"
+        ),
     ] = "",
     pod_resources_socket: Annotated[
         str,
         typer.Option(
-            "--pod-resources-socket", metavar="PATH", help="Socket of the kubelet's pod resources API."
+            "--pod-resources-socket",
+            metavar="PATH",
+            help="Socket of the kubelet's pod resources API.",
+            show_default="the plugin's",
         ),
     ] = "",
-    state_dir: Annotated[
-        str, typer.Option("--state-dir", metavar="DIR", help="State directory of gpunode's plugin.")
-    ] = "/var/lib/gpunode/plugin",
+    state_dir: StateDirOption = STATE_DIR,
     nvml: Annotated[
         bool, typer.Option("--nvml/--no-nvml", help="Query NVML for what the plugin doesn't report.")
     ] = True,
-    every: Annotated[
-        bool,
-        # its parameter can't be called `all`, because the variable would be named after that
-        typer.Option(
-            "--all", envvar="GPUNODE_PLUGIN_STATUS_ALL", help="Also show resources that aren't GPUs."
-        ),
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show resources that aren't GPUs.")] = False,
     timeout: Annotated[
         float,
-        duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Timeout of each request."),
+        duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Time limit for each request."),
     ] = TIMEOUT_SECONDS,
 ) -> Result:
-    """Show which pod holds which GPU. Also shows what is registered, and why a GPU is unhealthy.
+    """Show which pod holds which GPU. The page also has what is registered, and why a GPU is unhealthy.
 
-    Works with any device plugin; changes nothing.
+    It works with any device plugin.
 
     gpunode plugin status
     """

@@ -24,6 +24,7 @@ from gpunode.host.redact import KINDS, Redaction, own_names
 from gpunode.output.result import Block, Progress, Result, Style, Text
 
 FORMAT = 1
+_OTHER_FORMATS = (".zip", ".tar", ".tar.xz", ".tar.zst", ".json", ".yaml", ".html", ".txt")
 _NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
 
 
@@ -139,6 +140,8 @@ def _name(envelope: dict[str, Any], host: Host) -> str:
 def _refuse_unwritable(host: Host, path: str) -> None:
     """`UsageError` if the bundle can't be written there; an empty `path` is the current directory."""
     if path:
+        if path.endswith(_OTHER_FORMATS):
+            raise UsageError(f"--output-file {path}: a bundle is a .tar.gz file", hint="name it so")
         host.refuse_output(path)
     elif not os.access(Path.cwd(), os.W_OK):
         raise PreconditionError(
@@ -183,7 +186,8 @@ def report(
         typer.Option(
             "--output-file",
             metavar="PATH",
-            help="File to write; named after the node by default.",
+            help="Write to this file.",
+            show_default="gpunode-report-NODE-TIME.tar.gz",
         ),
     ] = "",
     redact: Annotated[
@@ -195,7 +199,7 @@ def report(
         ),
     ] = None,
 ) -> Result:
-    """Create a support bundle. Contains the doctor's report, its evidence and logs, without secrets.
+    """Create a support bundle. It has the doctor's report, its evidence and logs, without secrets.
 
     gpunode report --redact all
 

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import typer
 
@@ -26,6 +25,7 @@ from gpunode.commands.options import (
     KubeconfigOption,
     NodeOption,
     ServerOption,
+    YesOption,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.commands.setup_steps import (
@@ -468,17 +468,9 @@ def _runtime_step(
     def run(*, dry_run: bool) -> Result:
         if missing:
             return _of_missing_engine(host, progress, f"runtime-{engine}", entries, dry_run=dry_run)
-        if restores:
-            return journal_commands.roll_back(
-                host,
-                progress,
-                first.id,
-                dry_run=dry_run,
-                restart_command=change.restart_command,
-                yes=request.yes,
-                confirm=request.confirm,
-            )
         each = replace(change, dry_run=dry_run)
+        if restores:
+            return journal_commands.roll_back(host, progress, first.id, each)
         results = [unconfigure(host, each, progress, name=name) for name in removed]
         if not dry_run:
             _finish(host, key)
@@ -721,11 +713,11 @@ def reset_node(
     server: ServerOption = "",
     node: NodeOption = "",
     dry_run: DryRunOption = False,
-    yes: Annotated[
-        bool, typer.Option("-y", "--yes", help="Don't ask, not even before running containers are stopped.")
-    ] = False,
+    yes: YesOption = False,
 ) -> Result:
-    """Undo everything that gpunode changed on this node. Asks first; the journal is kept.
+    """Undo everything that gpunode changed on this node. The plan is shown first; the journal is kept.
+
+    Needs root, even with --dry-run.
 
     gpunode reset --dry-run
 

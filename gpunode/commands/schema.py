@@ -148,7 +148,7 @@ def schema(
         ),
     ] = "",
 ) -> Result:
-    """Print the JSON Schema of the results. Describes what -o json prints; without KIND, lists all kinds.
+    """Print the JSON Schema of the results. Without KIND, the kinds are listed.
 
     gpunode schema DoctorReport > doctor-report.schema.json
     """

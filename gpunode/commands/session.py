@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpunode.commands.help_page import DASHES, HelpCommand
+from gpunode.commands.help_page import DASHES, HelpCommand, flag_of, variables_of
 from gpunode.output.render import ENVELOPES, Color, Output, PlainOutput
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def _option(*names: str, env: str, text: str, **more: Any) -> Any:
 
 
 _FORMAT = {"env": "OUTPUT", "metavar": "FORMAT"}
+_FORMATS = "Output format: table, json or yaml; for doctor also html or prometheus."
 _ROOT = "Examine another root directory: a mounted host, a copied /etc, /sys and /proc, or a support bundle."
 
 
@@ -88,7 +89,12 @@ def _global_options(
     root: Annotated[Path | None, _option("--root", env="ROOT", metavar="PATH", text=_ROOT)] = None,
     output: Annotated[
         Output | None,
-        _option("-o", "--output", **_FORMAT, text="Output format: table, json, yaml, html or prometheus."),
+        _option(
+            "-o",
+            "--output",
+            **_FORMAT,
+            text="Output format: table, json or yaml; for doctor also html or prometheus.",
+        ),
     ] = None,
     color: Annotated[
         Color | None,
@@ -182,7 +188,14 @@ def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:
     """Options that a variable sets, by variable: the option's flags and the value."""
     options = [one for one in context.command.params if one.name]
     named = {variable: one for one in options if (variable := _variable(context, one))}
-    return {name: (*one.opts, os.environ[name]) for name, one in named.items()}
+    return {name: (*one.opts, *_values(one, os.environ[name])) for name, one in named.items()}
+
+
+def _values(option: Any, text: str) -> tuple[str, ...]:
+    """What a message can quote of a variable: its value, or one of several with their reasons."""
+    if getattr(option, "is_flag", False) or getattr(option, "count", False):
+        return ()
+    return (text, *re.split(r"[\s,:]+", text)) if option.multiple else (text,)
 
 
 def _variable(context: typer.Context, option: Any) -> str:
@@ -190,8 +203,7 @@ def _variable(context: typer.Context, option: Any) -> str:
     source = context.get_parameter_source(option.name)
     if source is None or source.name != "ENVIRONMENT":
         return ""
-    named = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
-    candidates = (*named, f"{context.auto_envvar_prefix}_{option.name}".upper())
+    candidates = (*variables_of(option), f"{context.auto_envvar_prefix}_{option.name}".upper())
     return next((name for name in candidates if os.environ.get(name)), "")
 
 
@@ -240,7 +252,7 @@ def run_command(
 
 
 def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> int:
-    from gpunode.errors import GpunodeError
+    from gpunode.errors import GpunodeError, UsageError
     from gpunode.output.render import render_error
     from gpunode.output.result import ExitCode
 
@@ -254,6 +266,8 @@ def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]
     )
     try:
         _refuse(kind, form.output)
+        if form.quiet and chosen["verbose"]:
+            raise UsageError("--quiet and --verbose exclude each other", hint="give one of them")
         with _session(kind, chosen) as session:
             result = command(session)
         if result.file:
@@ -471,6 +485,7 @@ _PLAINER: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 _NO_REMOVAL = "gpunode doesn't remove drivers; use the package manager"
 _OTHER_WORDS = {
     "uninstall": "to undo everything that gpunode changed: gpunode reset",
+    "remove": "to undo everything that gpunode changed: gpunode reset",
     "undo": "to undo one change: gpunode rollback",
     "toolkit uninstall": "to remove the toolkit: gpunode toolkit remove",
     "driver uninstall": _NO_REMOVAL,
@@ -507,8 +522,7 @@ def _usage(error: Any, argv: Sequence[str], path: str) -> int:
     context = getattr(error, "ctx", None)
     option = getattr(error, "param", None)
     if option is not None and context is not None and option.param_type_name == "option":
-        flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
-        error.param_hint = _variable(context, option) or f"'{flag}'"
+        error.param_hint = _variable(context, option) or f"'{flag_of(option)}'"
     message = " ".join(str(error.format_message()).split()).rstrip(".")
     for pattern, text in _PLAINER:
         message = re.sub(pattern, text, message)
@@ -527,11 +541,16 @@ def _with_nearest(error: Any, message: str, hint: str) -> tuple[str, str]:
     """The message, and the hint with the option or command that the user probably meant."""
     from difflib import get_close_matches
 
-    possible = [one for one in getattr(error, "possibilities", None) or () if one != "--help"]
-    near = next(iter(get_close_matches(error.option_name, possible, 1, 0.7)), "") if possible else ""
+    offered = getattr(error, "possibilities", None) or ()
+    possible = {one.lstrip("-"): one for one in offered if one != "--help"}
+    wrong = error.option_name.lstrip("-") if possible else ""
+    near = possible.get(next(iter(get_close_matches(wrong, possible, 1, 0.7)), ""), "")
     message = message.partition(" (Possible option")[0]
     if choice := re.search(r": '([^']+)' is not one of (.+)", message):
-        near = next(iter(get_close_matches(choice[1].lower(), choice[2].split(", "), 1)), "")
+        known = choice[2].split(", ")
+        near = next(iter(get_close_matches(choice[1].lower(), known, 1)), "")
+        if "," in choice[1] and set(choice[1].split(",")) <= set(known):
+            return message, f"give the option several times: {choice[1].replace(',', ', then ')}"
     if command := re.search(r"\. Did you mean '([^']+)'.*", message):
         near, message = command[1], message[: command.start()]
     return message, f"did you mean {near}? {hint[:1].upper()}{hint[1:]}" if near else hint
@@ -568,7 +587,7 @@ def _option_of(context: Any, word: str) -> str:
         named = option.param_type_name == "option" and not option.hidden and word not in ("true", "false")
         offered = option.shell_complete(context, word) if named else ()
         if any((one.value, one.type) == (word, "plain") for one in offered):
-            return next((flag for flag in option.opts if flag.startswith("--")), str(option.opts[0]))
+            return flag_of(option)
     return ""
 
 

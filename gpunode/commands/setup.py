@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpunode import __version__
 from gpunode.checks import fixes
 from gpunode.commands import (
     configure_runtime,
@@ -22,11 +23,14 @@ from gpunode.commands import (
     verify_kubernetes,
 )
 from gpunode.commands import node as node_object
+from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.commands.options import (
+    WAIT,
     CdiOption,
     ConfigOption,
     ContextOption,
     DefaultOption,
+    DryRunOption,
     KubeconfigOption,
     NodeOption,
     RestartCommandOption,
@@ -100,23 +104,32 @@ KubernetesOption = Annotated[
     typer.Option("--kubernetes", help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod."),
 ]
 PluginOption = Annotated[
-    PluginWay, typer.Option("--plugin", help="How the device plugin runs: systemd or daemonset.")
+    PluginWay, typer.Option("--plugin", help="Run the device plugin as a systemd unit or as a DaemonSet.")
 ]
 ImageOption = Annotated[
-    str, typer.Option("--image", metavar="REF", help="Image of the device plugin's DaemonSet.")
+    str,
+    typer.Option(
+        "--image",
+        metavar="REF",
+        help="With --plugin daemonset, image that contains gpunode.",
+        show_default=f"gpunode:{__version__}",
+        rich_help_panel="Kubernetes options",
+    ),
 ]
-TestImageOption = Annotated[str, typer.Option("--test-image", metavar="REF", help="Image of the test pod.")]
+TestImageOption = Annotated[
+    str,
+    typer.Option(
+        "--test-image", metavar="REF", help="Image of the test pod.", show_default="NVIDIA's sample"
+    ),
+]
 WaitOption = Annotated[
     float,
     duration_option(
         "--wait",
         least=1,
         default=WAIT_SECONDS,
-        help="Time limit for the kubelet to report the GPUs.",
+        help=WAIT,
     ),
-]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print what each step would do; change nothing.")
 ]
 
 
@@ -141,7 +154,9 @@ def setup(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
-    """Diagnose, configure and verify this node in one run. Stops at the first failure; prints what to do.
+    """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do.
+
+    Needs root, the driver and the toolkit, which --kubernetes installs. Asks before it stops containers.
 
     gpunode setup --runtime containerd
 
@@ -161,16 +176,17 @@ def setup(
         configures=True,
     )
     if not kubernetes:
-        chosen = plugin.value if plugin is not PluginWay.SYSTEMD else ""
-        cluster = {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
-        _refuse_without_kubernetes({"plugin": chosen, "image": image, "test-image": test_image, **cluster})
+        given = {"plugin": plugin is not PluginWay.SYSTEMD, "image": image, "test-image": test_image}
+        given |= {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
+        _refuse_without_kubernetes({**given, "wait": wait != WAIT_SECONDS})
         return set_up_containers(
             session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
         )
     if image and plugin is not PluginWay.DAEMONSET:
         raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
-    return set_up_kubernetes(
-        *(session.host, request, Access(kubeconfig, kube_context, server), session.progress, session.show),
+    goal = KubernetesGoal(
+        request,
+        Access(kubeconfig, kube_context, server),
         default=set_as_default,
         cdi=cdi,
         plugin=plugin,
@@ -179,9 +195,10 @@ def setup(
         node=node,
         wait=wait,
     )
+    return set_up_kubernetes(session.host, goal, session.progress, session.show)
 
 
-def _refuse_without_kubernetes(given: Mapping[str, str]) -> None:
+def _refuse_without_kubernetes(given: Mapping[str, object]) -> None:
     """`UsageError` for an option, by its name, that requires --kubernetes."""
     meant = [f"--{name}" for name, value in given.items() if value]
     if meant:
@@ -283,14 +300,6 @@ def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
 # Steps that both kinds of setup have.
 
 
-def configure(
-    host: Host, request: Request, progress: Progress, *, default: bool, cdi: bool, dry_run: bool
-) -> Result:
-    """Register the runtime with the engine of `request`."""
-    asked = replace(request, dry_run=dry_run)
-    return configure_runtime.run(host, asked, progress, set_as_default=default, cdi=cdi)
-
-
 def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
     """A step that always runs, whatever the node's state."""
 
@@ -352,7 +361,8 @@ def set_up_containers(
 
     def configured() -> Result:
         nonlocal engine
-        result = configure(host, request, progress, default=default, cdi=cdi, dry_run=request.dry_run)
+        choice = RuntimeChoice(set_as_default=default, cdi=cdi)
+        result = configure_runtime.run(host, request, progress, choice)
         if result.exit_code == ExitCode.OK:
             engine = getattr(result.data, "engine", engine)
         return result
@@ -420,99 +430,99 @@ class KubernetesSetup:
 
 
 @dataclass(frozen=True)
+class KubernetesGoal:
+    """What `setup --kubernetes` sets up. `request` is for the engine; `default`: nvidia becomes its default
+    runtime.
+
+    `image` is the DaemonSet's, `test_image` that of the verification pod. `node` is the Node's name, empty to
+    find it. `wait`: seconds for the kubelet to register the GPUs.
+    """
+
+    request: Request
+    access: Access
+    default: bool = False
+    cdi: bool = False
+    plugin: PluginWay = PluginWay.SYSTEMD
+    image: str = ""
+    test_image: str = ""
+    node: str = ""
+    wait: float = WAIT_SECONDS
+
+    @property
+    def command_line(self) -> str:
+        """The equivalent command line, which continues with the remaining steps."""
+        request, access = self.request, self.access
+        options: dict[str, str | bool] = {
+            "runtime": request.runtimes[0] if request.runtimes[0] != "auto" else "",
+            "config": request.config,
+            "socket": request.socket,
+            "restart-command": request.restart_command,
+            "plugin": self.plugin.value if self.plugin is not PluginWay.SYSTEMD else "",
+            "image": self.image,
+            "test-image": self.test_image,
+            "kubeconfig": access.kubeconfig,
+            "context": access.context,
+            "server": access.server,
+            "node": self.node,
+            "wait": f"{self.wait:g}s" if self.wait != WAIT_SECONDS else "",
+            "cdi": self.cdi,
+            "set-as-default": self.default,
+            "yes": request.yes,
+        }
+        line = ["gpunode", "setup", "--kubernetes"]
+        for name, value in options.items():
+            if value:
+                line += [f"--{name}", *([value] if isinstance(value, str) else [])]
+        return shlex.join(line)
+
+
+@dataclass(frozen=True)
 class ClusterNode:
-    """The node that every step works on: `request` is for its engine, the kubelet's; `name` is the requested
-    Node, empty to find it. `cluster` is None if no API server is reachable; `offline` says why."""
+    """The node that every step works on; `engine` is its kubelet's. `cluster` is None if no API server is
+    reachable; `offline` says why."""
 
     host: Host
     progress: Progress
-    request: Request
-    cdi: bool
-    name: str
+    goal: KubernetesGoal
+    engine: str
     cluster: Cluster | None
     offline: str = ""
 
     @property
-    def engine(self) -> str:
-        return self.request.runtimes[0]
+    def request(self) -> Request:
+        """The request for the kubelet's engine."""
+        return replace(self.goal.request, runtimes=(self.engine,))
 
     @property
     def handler(self) -> str:
         """The runtime handler of pods; empty where the GPUs come by CDI and the engine has no handler."""
         installed = self.host.which("nvidia-container-runtime") is not None
-        return "nvidia" if installed or not self.cdi else ""
+        return "nvidia" if installed or not self.goal.cdi else ""
 
     @property
     def words(self) -> tuple[str, ...]:
         """The options by which another command finds the same node of the same cluster."""
-        node = ("--node", self.name) if self.name else ()
+        node = ("--node", self.goal.node) if self.goal.node else ()
         return (*node, *(self.cluster.options if self.cluster is not None else ()))
 
 
-def set_up_kubernetes(
-    host: Host,
-    request: Request,
-    access: Access,
-    progress: Progress,
-    show: Show = not_shown,
-    *,
-    default: bool = False,
-    cdi: bool = False,
-    plugin: PluginWay = PluginWay.SYSTEMD,
-    image: str = "",
-    test_image: str = "",
-    node: str = "",
-    wait: float = WAIT_SECONDS,
-) -> Result:
+def set_up_kubernetes(host: Host, goal: KubernetesGoal, progress: Progress, show: Show = not_shown) -> Result:
     """Run the steps and show each when it is done; kind KubernetesSetup. The exit code is that of the step
-    that stopped it, 0 if none did. Errors as in `prepare`.
-
-    `image` is the DaemonSet's, `test_image` that of the verification pod; `wait`: seconds for the kubelet to
-    register the GPUs.
-    """
-    at = prepare(host, request, access, progress, node, cdi)
+    that stopped it, 0 if none did. Errors as in `prepare`."""
+    at = prepare(host, goal, progress)
+    dry_run = goal.request.dry_run
     try:
-        first = (_doctor(at), *(() if cdi else (_toolkit(at),)), _runtime(at, default), _runtime_class(at))
-        steps = (*first, *_plugin(at, plugin, image, wait), *_verify(at, test_image, access))
-        walked = walk(host, steps, show, dry_run=request.dry_run)
+        first = (_doctor(at), *(() if goal.cdi else (_toolkit(at),)), _runtime(at), _runtime_class(at))
+        walked = walk(host, (*first, *_plugin(at), *_verify(at)), show, dry_run=dry_run)
     finally:
         if at.cluster is not None:
             at.cluster.close()
-    go_on = ""
-    if walked.stopped_at or request.dry_run or walked.left:
-        go_on = _command_line(
-            runtime=request.runtimes[0] if request.runtimes[0] != "auto" else "",
-            config=request.config,
-            socket=request.socket,
-            restart_command=request.restart_command,
-            plugin=plugin.value if plugin is not PluginWay.SYSTEMD else "",
-            image=image,
-            test_image=test_image,
-            kubeconfig=access.kubeconfig,
-            context=access.context,
-            server=access.server,
-            node=node,
-            wait=f"{wait:g}s" if wait != WAIT_SECONDS else "",
-            cdi=cdi,
-            set_as_default=default,
-            yes=request.yes,
-        )
-    return _report(at, walked, plugin, go_on)
+    return _report(at, walked, goal.command_line if walked.stopped_at or dry_run or walked.left else "")
 
 
-def _command_line(**words: str | bool) -> str:
-    """The equivalent command line, which would continue from here; empty and False options are left out."""
-    line = ["gpunode", "setup", "--kubernetes"]
-    for name, value in words.items():
-        if value:
-            line += [f"--{name.replace('_', '-')}", *([value] if isinstance(value, str) else [])]
-    return shlex.join(line)
-
-
-def prepare(
-    host: Host, request: Request, access: Access, progress: Progress, node: str, cdi: bool
-) -> ClusterNode:
+def prepare(host: Host, goal: KubernetesGoal, progress: Progress) -> ClusterNode:
     """`UsageError`; `PreconditionError` for a node without kubelet or engine, or a user who isn't root."""
+    request = goal.request
     if host.live and not host.is_root and not request.dry_run:
         raise PreconditionError("setting a node up needs root", hint="run it again with sudo, or --dry-run")
     kubelet = find_kubelet(host, running(host))
@@ -534,9 +544,7 @@ def prepare(
             f"the kubelet's engine is {kubelet.engine} ({kubelet.endpoint_source}), not {daemon.name}",
             hint="leave out --runtime",
         )
-    cluster, offline = _connect(host, access)
-    named = replace(request, runtimes=(find.name_of_daemon(daemon),))
-    return ClusterNode(host, progress, named, cdi, node, cluster, offline)
+    return ClusterNode(host, progress, goal, find.name_of_daemon(daemon), *_connect(host, goal.access))
 
 
 def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
@@ -551,8 +559,8 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
         return None, f"{error.message}; {error.hint}"
 
 
-def _report(at: ClusterNode, walked: Walked, plugin: PluginWay, go_on: str) -> Result:
-    data = KubernetesSetup(at.engine, plugin.value, walked.steps, go_on, at.request.dry_run)
+def _report(at: ClusterNode, walked: Walked, go_on: str) -> Result:
+    data = KubernetesSetup(at.engine, at.goal.plugin.value, walked.steps, go_on, at.request.dry_run)
     blocks = (overview(walked.steps), *_last_words(at, walked, go_on))
     failure = walked.failure
     if failure is None:
@@ -603,7 +611,7 @@ def _doctor(at: ClusterNode) -> Step:
     """Checks of the node: setup stops where GPUs can't work; findings that a later step fixes don't count."""
 
     def excuse(finding: Finding) -> str:
-        return excuse_for_pods(finding, at.engine, at.cdi)
+        return excuse_for_pods(finding, at.engine, at.goal.cdi)
 
     def examine() -> Result:
         return with_reason(doctor_before(at.host, excuse, at.progress), excuse)
@@ -626,7 +634,7 @@ def _toolkit(at: ClusterNode) -> Step:
     return Step("toolkit", "gpunode toolkit install", look, lambda: install(True), lambda: install(False))
 
 
-def _runtime(at: ClusterNode, default: bool) -> Step:
+def _runtime(at: ClusterNode) -> Step:
     def look() -> State:
         data = configured(dry_run=True).data
         changes = [one.path for one in data.changes if one.action != "unchanged"]
@@ -638,7 +646,8 @@ def _runtime(at: ClusterNode, default: bool) -> Step:
         return State(f"{at.engine} is configured{handlers}", right=True)
 
     def configured(*, dry_run: bool) -> Result:
-        return configure(at.host, at.request, at.progress, default=default, cdi=at.cdi, dry_run=dry_run)
+        choice = RuntimeChoice(set_as_default=at.goal.default, cdi=at.goal.cdi)
+        return configure_runtime.run(at.host, replace(at.request, dry_run=dry_run), at.progress, choice)
 
     def plan() -> Result:
         result = configured(dry_run=True)
@@ -646,7 +655,7 @@ def _runtime(at: ClusterNode, default: bool) -> Step:
             return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
         return result
 
-    by_cdi = " --cdi" if at.cdi else ""
+    by_cdi = " --cdi" if at.goal.cdi else ""
     command = f"gpunode configure-runtime --runtime {at.engine}{by_cdi}"
     return Step("runtime", command, look, plan, lambda: configured(dry_run=False))
 
@@ -686,10 +695,10 @@ def _gpu_label(at: ClusterNode) -> Step:
     """Label of the nodes with GPUs, where the DaemonSet runs: by NFD, or this one."""
     key = present("nvidia")
     if at.cluster is not None:
-        name, _ = node_name(at.host, at.name, at.cluster.node)
+        name, _ = node_name(at.host, at.goal.node, at.cluster.node)
         words = at.cluster.options
     else:
-        name, words = at.name or at.host.environ.get("NODE_NAME") or "NAME", ()
+        name, words = at.goal.node or at.host.environ.get("NODE_NAME") or "NAME", ()
     command = kubectl(at.host, words, "label", "node", name, f"{key}=true")
 
     def look() -> State:
@@ -704,7 +713,7 @@ def _gpu_label(at: ClusterNode) -> Step:
 
     def label(dry_run: bool) -> Result:
         assert at.cluster is not None  # `look` has skipped the step
-        place = node_object.place_in(at.cluster, at.host, at.name, dry_run)
+        place = node_object.place_in(at.cluster, at.host, at.goal.node, dry_run)
         return set_label(at.host, place, key, "true", at.progress)
 
     return Step("node-label", command, look, lambda: label(True), lambda: label(False))
@@ -729,41 +738,40 @@ def set_label(host: Host, at: node_object.Place, key: str, value: str, progress:
     return Result(node_object.KIND, data, blocks=node_object.blocks(data))
 
 
-def _plugin(at: ClusterNode, plugin: PluginWay, image: str, wait: float) -> tuple[Step, ...]:
-    host, progress, dry_run = at.host, at.progress, at.request.dry_run
-    if plugin is PluginWay.SYSTEMD:
-        return (service_step(host, at.cdi, wait, progress, dry_run=dry_run),)
+def _plugin(at: ClusterNode) -> tuple[Step, ...]:
+    host, goal, progress, dry_run = at.host, at.goal, at.progress, at.request.dry_run
+    if goal.plugin is PluginWay.SYSTEMD:
+        return (service_step(host, goal.cdi, goal.wait, progress, dry_run=dry_run),)
 
     def desired_plugin() -> PluginSet:
         kubelet = find_kubelet(host, running(host))
         return manifests.plugin_set(
             host,
-            image=image,
+            image=goal.image,
             runtime_class=at.handler,
-            cdi=at.cdi,
+            cdi=goal.cdi,
             kubelet_root=root_directory(kubelet),
         )
 
-    step = daemon_set_step(host, at.cluster, desired_plugin, image, wait, progress, dry_run=dry_run)
+    step = daemon_set_step(host, at.cluster, desired_plugin, goal.image, goal.wait, progress, dry_run=dry_run)
     return _gpu_label(at), step
 
 
-def _verify(at: ClusterNode, test_image: str, access: Access) -> tuple[Step, ...]:
+def _verify(at: ClusterNode) -> tuple[Step, ...]:
     """The verification: in a pod if the API server is reachable, else on the host and the kubelet's
     engine."""
     if at.cluster is None:
-        return node_proofs(at.host, at.request, at.progress, at.cdi)
+        return node_proofs(at.host, at.request, at.progress, at.goal.cdi)
 
     def prove() -> Result:
-        return verify_kubernetes.run(
-            at.host,
-            at.progress,
-            image=test_image,
-            node=at.name,
+        request = verify_kubernetes.PodRequest(
+            image=at.goal.test_image,
+            node=at.goal.node,
             resource=_resource(at.host),
             runtime_class=verify_kubernetes.AUTO if at.handler else "",
-            access=access,
+            access=at.goal.access,
         )
+        return verify_kubernetes.run(at.host, request, at.progress)
 
     command = shlex.join(("gpunode", "verify", "--on", "kubernetes", *at.words))
     return (proof("verify", command, prove),)

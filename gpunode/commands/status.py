@@ -467,9 +467,7 @@ def status_runtime(
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
 ) -> Result:
-    """Show the container engines. Prints their files, runtimes, and changes that need a restart.
-
-    Changes nothing.
+    """Show the container engines. The page has their files, runtimes, and changes that need a restart.
 
     gpunode status runtime
     """

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpunode.commands import status
-from gpunode.commands.options import LOCK_SECONDS, LockOption
+from gpunode.commands.options import LOCK_SECONDS, DryRunOption, HoldOption, KeyOption, LockOption
 from gpunode.commands.session import Session, verb
 from gpunode.commands.toolkit_config import toolkit_app
 from gpunode.errors import PreconditionError, Unreadable, UsageError
@@ -47,10 +47,6 @@ from gpunode.packages.toolkit import PACKAGES, Goal, Steps, common_version
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.find import FINDERS
 
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the files and commands; change nothing.")
-]
-
 
 @verb(toolkit_app, "install", "ToolkitInstallation")
 def toolkit_install(
@@ -58,15 +54,13 @@ def toolkit_install(
     version: Annotated[
         str,
         typer.Option(
-            "--version", metavar="VERSION", help="Toolkit version, such as 1.20.0; the newest by default."
+            "--version", metavar="X.Y.Z", help="Toolkit version, such as 1.20.0.", show_default="the newest"
         ),
     ] = "",
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Upgrade an installed toolkit to the newest version.")
     ] = False,
-    hold: Annotated[
-        bool, typer.Option("--hold", help="Exclude the packages from upgrades afterwards.")
-    ] = False,
+    hold: HoldOption = False,
     repository: Annotated[
         str,
         typer.Option(
@@ -75,9 +69,7 @@ def toolkit_install(
             help="URL of a mirror of NVIDIA's repository: the directory above 'stable'.",
         ),
     ] = "",
-    key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="Signing key of the mirror; NVIDIA's by default.")
-    ] = "",
+    key: KeyOption = "",
     from_directory: Annotated[
         str,
         typer.Option(
@@ -87,7 +79,9 @@ def toolkit_install(
     lock_timeout: LockOption = LOCK_SECONDS,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Install the toolkit. Adds NVIDIA's repository and key, and disables outdated repositories.
+    """Install the toolkit. NVIDIA's repository and key are added, and outdated repositories are disabled.
+
+    Needs root.
 
     gpunode toolkit install
 
@@ -109,7 +103,7 @@ def toolkit_install(
 
 @verb(toolkit_app, "status", "ToolkitStatus")
 def toolkit_status(session: Session) -> Result:
-    """Show the toolkit's packages and their repositories. Exit 1 if the versions disagree.
+    """Show the toolkit's packages and their repositories. The exit code is 1 if something should be fixed.
 
     gpunode toolkit status -o json
     """
@@ -120,7 +114,9 @@ def toolkit_status(session: Session) -> Result:
 def toolkit_remove(
     session: Session, lock_timeout: LockOption = LOCK_SECONDS, dry_run: DryRunOption = False
 ) -> Result:
-    """Remove what `toolkit install` installed. Refused while an engine uses the runtime.
+    """Remove what toolkit install installed. It is refused while an engine uses the runtime.
+
+    Needs root.
 
     gpunode toolkit remove --dry-run
     """

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gpunode.commands.help_page import command_group
+from gpunode.commands.options import DryRunOption
 from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts import toolkit as facts
@@ -191,8 +192,7 @@ def run_set(
         _refuse_wrong(given, parse_toml(after, path))
         return after
 
-    names = [key.name for key in given]
-    return _change(host, progress, config, edited, settings, names, create=create, dry_run=dry_run)
+    return _change(host, progress, config, edited, settings, create=create, dry_run=dry_run)
 
 
 def _refuse_wrong(given: Mapping[Key, Any], tree: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ def unset(
                 facts.find_key(facts.KEYS, name)
         return without_settings(text, path, [tuple(name.split(".")) for name in keys])
 
-    return _change(host, progress, config, edited, keys, keys, create=False, dry_run=dry_run)
+    return _change(host, progress, config, edited, keys, create=False, dry_run=dry_run)
 
 
 def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]:
@@ -241,12 +241,12 @@ def _change(
     config: str,
     edited: Callable[[str, str], str],
     settings: Sequence[str],
-    names: Sequence[str],
     *,
     create: bool,
     dry_run: bool,
 ) -> Result:
-    """Write what `edited` makes of the file's text and path; `settings` is recorded in the journal."""
+    """Write what `edited` makes of the file's text and path; `settings`, KEY or KEY=VALUE each, are recorded
+    in the journal."""
     path, source = facts.locate(host, config)
     if not path.startswith("/"):
         raise UsageError(f"the configuration's path must be absolute, not {path!r}", hint="--config /PATH")
@@ -267,10 +267,11 @@ def _change(
     done = change_files(host, OPERATION, plan, restart, context=context, dry_run=dry_run)
     edit = done.edits[0]
     tree = parse_toml(decode(edit.after, path), path)
-    now = tuple(one for one in settings_in(host, tree) if one.key in names)
+    changed = {setting.partition("=")[0] for setting in settings}
+    now = tuple(setting for setting in settings_in(host, tree) if setting.key in changed)
     data = ToolkitConfig(path, source, host.exists(path), now, (edit.change(),), done.journal, dry_run)
     notes = done.notes
-    if any(one.key.endswith(".no-cgroups") and one.value is True for one in now):
+    if any(setting.key.endswith(".no-cgroups") and setting.value is True for setting in now):
         notes += (_ROOTFUL,)
     return Result(KIND, data, messages=notes, blocks=_blocks(data))
 
@@ -301,21 +302,22 @@ FileOption = Annotated[
     typer.Option(
         "--config",
         metavar="PATH",
-        help="Path of config.toml; the file that the toolkit reads by default.",
+        help="Path of config.toml.",
+        show_default="the file that the toolkit reads",
     ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the diff; change nothing.")]
 
 
 @verb(config_app, "get", "ToolkitConfig")
 def toolkit_config_get(
     session: Session,
     key: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys or tables to print; all by default.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Keys or tables to print.", show_default="all"),
     ] = None,
     config: FileOption = "",
 ) -> Result:
-    """Show settings and the origin of each value. Exit 1 if the file contains invalid settings.
+    """Show settings and the origin of each value. The exit code is 1 for a file with invalid settings.
 
     gpunode toolkit config get nvidia-container-runtime.mode
     """
@@ -333,7 +335,9 @@ def toolkit_config_set(
     create: Annotated[bool, typer.Option("--create", help="Create the file if it doesn't exist.")] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Change settings; comments are kept and values checked. `gpunode rollback` undoes the change.
+    """Change settings. Comments are kept and values checked; gpunode rollback undoes the change.
+
+    Needs root.
 
     gpunode toolkit config set nvidia-container-runtime.mode=cdi
     """

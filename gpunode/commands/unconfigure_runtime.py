@@ -23,7 +23,7 @@ from gpunode.commands.options import (
     RuntimesOption,
     SocketOption,
     YesOption,
-    refuse_restart_command,
+    refuse_both,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ValidationError
@@ -194,7 +194,8 @@ def unconfigure_runtime(
         typer.Option(
             "--drop-in-config",
             metavar="PATH",
-            help="Drop-in file that holds the runtime (containerd 2, CRI-O); detected by default.",
+            help="Drop-in file that has the runtime (containerd 2, CRI-O).",
+            show_default="detected",
         ),
     ] = "",
     nvidia_runtime_name: NameOption = "nvidia",
@@ -211,11 +212,13 @@ def unconfigure_runtime(
     socket: SocketOption = "",
     yes: YesOption = False,
 ) -> Result:
-    """Remove the nvidia runtime from a container engine. Restores the previous default runtime.
+    """Remove the nvidia runtime from a container engine. The previous default runtime is restored.
+
+    Needs root. gpunode asks before it stops running containers.
 
     gpunode unconfigure-runtime --runtime docker
     """
-    refuse_restart_command(no_restart, restart_command)
+    refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(
         runtimes=tuple(runtime or ("auto",)),
         config=config,

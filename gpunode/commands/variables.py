@@ -9,7 +9,14 @@ from typing import Any
 
 import typer
 
-from gpunode.commands.help_page import ONE_SHOT, set_from_environment
+from gpunode.commands.help_page import (
+    ONE_SHOT,
+    flag_of,
+    is_global,
+    set_from_environment,
+    variable_of,
+    variables_of,
+)
 from gpunode.errors import UsageError
 from gpunode.output.render import say
 
@@ -30,11 +37,6 @@ class Variable:
     command: str
     help: str
     others: tuple[str, ...] = ()
-
-
-def names_of(option: Any) -> list[str]:
-    """The variables that an option names itself."""
-    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
 
 
 def _prefix(path: str) -> str:
@@ -58,12 +60,12 @@ def variables(root: Any) -> list[Variable]:
         for option in command.get_params(typer.Context(command)):
             if not set_from_environment(option):
                 continue
-            named = names_of(option)
-            name = getattr(option, "variable", "") or next(iter(named), f"{prefix}_{option.name.upper()}")
-            common = getattr(option, "rich_help_panel", "") == "Global options"
-            flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
-            one = Variable(name, flag, "" if common else path, option.help, tuple(named[1:]))
-            listed.setdefault(name, one)
+            named = variables_of(option)
+            common = is_global(option)
+            own = named[0] if common else getattr(option, "variable", "") or variable_of(option, prefix)
+            others = tuple(name for name in named if name != own)
+            one = Variable(own, flag_of(option), "" if common else path, option.help, others)
+            listed.setdefault(own, one)
     return sorted(listed.values(), key=lambda one: bool(one.command))
 
 
@@ -92,15 +94,16 @@ def _warn(name: str, known: list[str]) -> None:
 
 def _known(options: list[Any], prefix: str) -> set[str]:
     automatic = [one for one in options if one.name not in ONE_SHOT and not getattr(one, "variable", "")]
-    named = {name for one in options for name in names_of(one)}
-    return named | {f"{prefix}_{one.name}".upper() for one in automatic}
+    named = {name for one in options for name in variables_of(one)}
+    own = {variable_of(one, prefix) for one in automatic if one.param_type_name == "option"}
+    earlier = {f"{prefix}_{one.name}".upper() for one in automatic}  # Click's names, which still work
+    return named | own | earlier
 
 
 def _refuse_one_shot(name: str, options: list[Any], prefix: str) -> None:
     for option in options:
-        if option.name in ONE_SHOT and name == f"{prefix}_{option.name}".upper():
-            flag = next(flag for flag in option.opts if flag.startswith("--"))
-            raise UsageError(f"{name}: {flag} has no variable", hint="give it on the command line")
+        if option.name in ONE_SHOT and name == variable_of(option, prefix):
+            raise UsageError(f"{name}: {flag_of(option)} has no variable", hint="give it on the command line")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -267,19 +267,21 @@ TimeoutOption = Annotated[
     duration_option(
         "--timeout",
         least=1,
-        default=None,
-        help="Timeout; default: 60s for each device, 5m for a pod.",
+        default="60s, for a pod 5m",
+        help="Time limit for each device, or for the pod.",
     ),
 ]
 NamespaceOption = Annotated[
-    str, typer.Option("--namespace", metavar="NAME", help="Namespace of the pod; the context's by default.")
+    str,
+    typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.", show_default="the context's"),
 ]
 ResourceOption = Annotated[
     str,
     typer.Option(
         "--resource",
         metavar="NAME",
-        help="Resource that the pod requests; nvidia.com/gpu by default.",
+        help="Resource that the pod requests.",
+        show_default="nvidia.com/gpu",
         autocompletion=resources,
     ),
 ]
@@ -288,7 +290,7 @@ ClassOption = Annotated[
     typer.Option(
         "--runtime-class",
         metavar="NAME",
-        help="RuntimeClass of the pod; auto uses nvidia if it exists, empty uses none.",
+        help="RuntimeClass of the pod; auto: nvidia if it exists; empty: none.",
         autocompletion=one_of("auto", "nvidia"),
     ),
 ]
@@ -331,9 +333,7 @@ def verify(
     if on is Place.KUBERNETES:
         from gpunode.commands import verify_kubernetes
 
-        return verify_kubernetes.run(
-            session.host,
-            session.progress,
+        pod_request = verify_kubernetes.PodRequest(
             image=image,
             namespace=namespace,
             node=node,
@@ -343,6 +343,7 @@ def verify(
             timeout=timeout or verify_kubernetes.SECONDS,
             access=Access(kubeconfig, kube_context, server),
         )
+        return verify_kubernetes.run(session.host, pod_request, session.progress)
     if on is Place.HOST:
         return run(session.host, session.progress, timeout or SECONDS)
     request = ContainerRequest(

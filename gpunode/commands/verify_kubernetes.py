@@ -206,6 +206,24 @@ _GRACE = 30  # time after our timeout that the pod may live if no process is lef
 
 
 @dataclass(frozen=True)
+class PodRequest:
+    """What to run and where; an empty `image` is NVIDIA's sample, an empty `node` this machine's.
+
+    `runtime_class` is its name, empty for none, or auto: `runtime_name` where the cluster has a RuntimeClass
+    of that name. `timeout`: seconds in total, including the image's pull.
+    """
+
+    image: str = ""
+    namespace: str = ""
+    node: str = ""
+    resource: str = "nvidia.com/gpu"
+    runtime_class: str = AUTO
+    runtime_name: str = "nvidia"
+    timeout: float = SECONDS
+    access: Access = Access()
+
+
+@dataclass(frozen=True)
 class _Case:
     """All that is known before the pod is created."""
 
@@ -216,31 +234,18 @@ class _Case:
     timeout: float
 
 
-def run(
-    host: Host,
-    progress: Progress,
-    *,
-    image: str = "",
-    namespace: str = "",
-    node: str = "",
-    resource: str = "nvidia.com/gpu",
-    runtime_class: str = AUTO,
-    runtime_name: str = "nvidia",
-    timeout: float = SECONDS,
-    access: Access = Access(),  # noqa: B008 - frozen
-) -> Result:
+def run(host: Host, request: PodRequest, progress: Progress) -> Result:
     """Exit 1 with the reason if the pod doesn't start or pass; `ClusterError` if the API server fails. The
     pod is always removed, also after Ctrl-C; if that fails, the command for it is printed.
-
-    `timeout`: seconds in total, including the image's pull. `runtime_class` is its name, empty for none, or
-    auto: `runtime_name` where the cluster has a RuntimeClass of that name.
     """
-    node_name(host, node)
-    pod = vector_add_pod(image, resource, namespace)  # invalid values are refused before anything is queried
-    cluster = connect(host, access)
-    case = _case(host, cluster, pod, node, timeout, progress)
-    handler = _runtime_class(host, cluster, runtime_class, runtime_name, progress)
-    case = replace(case, pod=replace(case.pod, runtime_class=handler))
+    # invalid values are refused before anything is queried
+    node_name(host, request.node)
+    pod = vector_add_pod(request.image, request.resource, request.namespace)
+    cluster = connect(host, request.access)
+    case = _case(host, cluster, pod, request, progress)
+    case = replace(
+        case, pod=replace(case.pod, runtime_class=_runtime_class(host, cluster, request, progress))
+    )
     sweep(host, case.cluster, case.namespace, case.pod.hostname)
     traces: list[str] = []
     step = progress.step(f"vector-add pod on {case.aim.node}")
@@ -255,11 +260,9 @@ def run(
 # --- before ---------------------------------------------------------------------------------------------
 
 
-def _case(
-    host: Host, cluster: Cluster, pod: VectorAdd, node: str, timeout: float, progress: Progress
-) -> _Case:
+def _case(host: Host, cluster: Cluster, pod: VectorAdd, request: PodRequest, progress: Progress) -> _Case:
     """`pod` with the cluster's data: the node and its labels, the namespace."""
-    name, source = node_name(host, node, cluster.node)
+    name, source = node_name(host, request.node, cluster.node)
     try:
         found = patiently(host, progress, lambda: cluster.get("Node", name))
     except NotFound as error:
@@ -271,10 +274,10 @@ def _case(
         pod,
         namespace=namespace,
         hostname=str(labels.get(HOSTNAME) or name),
-        seconds=math.ceil(timeout) + _GRACE,
+        seconds=math.ceil(request.timeout) + _GRACE,
         run=secrets.token_hex(8),
     )
-    return _Case(cluster, namespace, made, _aim(host, name, found, pod), timeout)
+    return _Case(cluster, namespace, made, _aim(host, name, found, pod), request.timeout)
 
 
 def _aim(host: Host, name: str, node: Json, pod: VectorAdd) -> Aim:
@@ -308,16 +311,17 @@ def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
     )
 
 
-def _runtime_class(host: Host, cluster: Cluster, asked: str, runtime_name: str, progress: Progress) -> str:
-    name = runtime_name if asked == AUTO else asked
+def _runtime_class(host: Host, cluster: Cluster, request: PodRequest, progress: Progress) -> str:
+    auto = request.runtime_class == AUTO
+    name = request.runtime_name if auto else request.runtime_class
     if not name:
         return ""
     try:
         patiently(host, progress, lambda: cluster.get("RuntimeClass", name))
     except Forbidden:
-        return "" if asked == AUTO else name
+        return "" if auto else name
     except NotFound as error:
-        if asked == AUTO:
+        if auto:
             return ""  # then nvidia is the engine's default runtime, or the plugin gives CDI devices
         raise PreconditionError(
             f"the cluster has no RuntimeClass {name!r}",

@@ -136,8 +136,8 @@ class Cri:
             return unary_call(self._open(), path, request, answer, timeout or self.timeout)
         except CallError as error:
             problem = explain(error, self.socket, method, self.service)
-            said = {"code": problem.code, "message": problem.message}
-            self.host.heard("daemons", self.socket, {"problem": said})
+            problem_answer = {"code": problem.code, "message": problem.message}
+            self.host.heard("daemons", self.socket, {"problem": problem_answer})
             raise problem from error
 
     def _open(self) -> grpc.Channel:
@@ -163,15 +163,15 @@ class Cri:
         return answer
 
 
-def parse_status(config: str, named: tuple[str, ...], conditions: Mapping[str, bool]) -> CriStatus:
-    """Read the verbose status: `config` is containerd's JSON, `named` the handlers of newer protocols.
+def parse_status(config: str, names: tuple[str, ...], conditions: Mapping[str, bool]) -> CriStatus:
+    """Read the verbose status: `config` is containerd's JSON, `names` the handlers of newer protocols.
 
-    containerd 1.x and 2.x both have the runtimes under ``containerd.runtimes``. An empty name in `named`
+    containerd 1.x and 2.x both have the runtimes under ``containerd.runtimes``. An empty name in `names`
     means the default handler and is left out.
     """
     tree = _json_object(config)
     engine = as_dict(tree.get("containerd"))
-    handlers = dict.fromkeys([*as_dict(engine.get("runtimes")), *filter(None, named)])
+    handlers = dict.fromkeys([*as_dict(engine.get("runtimes")), *filter(None, names)])
     return CriStatus(tuple(handlers), as_text(engine.get("defaultRuntimeName")), tree, dict(conditions))
 
 

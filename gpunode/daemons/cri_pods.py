@@ -88,10 +88,10 @@ def start_pod(cri: Cri, pod: Pod) -> str:
         CDI_devices=[pb.CDIDevice(name=name) for name in pod.devices],
     )
     create = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=container, sandbox_config=config)
-    made = _runtime(cri, "CreateContainer", create, pb.CreateContainerResponse).container_id
-    start = pb.StartContainerRequest(container_id=made)
+    container_id = _runtime(cri, "CreateContainer", create, pb.CreateContainerResponse).container_id
+    start = pb.StartContainerRequest(container_id=container_id)
     _runtime(cri, "StartContainer", start, pb.StartContainerResponse)
-    return made
+    return container_id
 
 
 def container_exit(cri: Cri, container: str) -> Exit | None:

@@ -75,7 +75,7 @@ class DockerApi:
         """Every tag of one repository, sorted."""
         images = self._listing("/images/json", {"reference": [repository]})
         lists = (image.get("RepoTags") for image in images)
-        tags = (tag for some in lists if isinstance(some, list) for tag in some)
+        tags = (tag for image_tags in lists if isinstance(image_tags, list) for tag in image_tags)
         return tuple(sorted(tag for tag in tags if isinstance(tag, str)))
 
     def load_image(self, archive: bytes) -> None:
@@ -96,11 +96,11 @@ class DockerApi:
     def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Ids of the containers with these labels, stopped ones included, each with all its labels."""
         desired = [f"{name}={value}" for name, value in labels.items()]
-        found = self._listing("/containers/json", {"label": desired}, "&all=1")
+        containers = self._listing("/containers/json", {"label": desired}, "&all=1")
         return {
-            str(one["Id"]): {str(name): str(value) for name, value in one["Labels"].items()}
-            for one in found
-            if one.get("Id") and isinstance(one.get("Labels"), dict)
+            str(container["Id"]): {str(name): str(value) for name, value in container["Labels"].items()}
+            for container in containers
+            if container.get("Id") and isinstance(container.get("Labels"), dict)
         }
 
     def running_containers(self) -> tuple[tuple[str, str, str], ...]:
@@ -108,14 +108,17 @@ class DockerApi:
         if self.host.live:
             listed = self._listing("/containers/json", {})
         else:
-            listed = [one for one in self._http.recall("containers", list) if isinstance(one, dict)]
+            listed = [row for row in self._http.recall("containers", list) if isinstance(row, dict)]
         containers = []
         for entry in listed:
             names = entry.get("Names")
             name = str(names[0]).removeprefix("/") if isinstance(names, list) and names else ""
             containers.append((str(entry.get("Id", "")), name, str(entry.get("Image", ""))))
-        kept = [{"Id": one, "Names": [f"/{name}"], "Image": image} for one, name, image in containers]
-        self.host.heard("daemons", self.socket, {"containers": kept})
+        rows = [
+            {"Id": identifier, "Names": [f"/{name}"], "Image": image}
+            for identifier, name, image in containers
+        ]
+        self.host.heard("daemons", self.socket, {"containers": rows})
         return tuple(containers)
 
     def containers_of(self, runtimes: Sequence[str], most: int) -> tuple[tuple[str, bool], ...]:
@@ -125,17 +128,17 @@ class DockerApi:
         skipped.
         """
         result = []
-        for one in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
+        for entry in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
             try:
-                container = self._object("GET", f"/containers/{_quoted(str(one.get('Id')))}/json")
+                container = self._object("GET", f"/containers/{_quoted(str(entry.get('Id')))}/json")
             except DaemonError as error:
                 if error.code != "not-found":
                     raise
                 continue
             settings = container.get("HostConfig")
             if isinstance(settings, dict) and settings.get("Runtime") in runtimes:
-                name = str(container.get("Name") or one.get("Id")).removeprefix("/")
-                result.append((name, one.get("State") == "running"))
+                name = str(container.get("Name") or entry.get("Id")).removeprefix("/")
+                result.append((name, entry.get("State") == "running"))
         return tuple(result)
 
     def create_container(self, specification: Mapping[str, Any], name: str) -> str:
@@ -189,7 +192,7 @@ class DockerApi:
         from json import dumps
 
         answer = decoded(self._request("GET", f"{path}?filters={_quoted(dumps(filters))}{more}"))
-        return [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
+        return [entry for entry in answer if isinstance(entry, dict)] if isinstance(answer, list) else []
 
     def _object(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float | None = None

@@ -114,8 +114,8 @@ class UnixHttp:
         if response.status < 400:
             return response
         content = decoded(response.body)
-        said = content.get("message") if isinstance(content, dict) else None
-        message = said if isinstance(said, str) else response.body[:200].decode("utf-8", "replace")
+        text = content.get("message") if isinstance(content, dict) else None
+        message = text if isinstance(text, str) else response.body[:200].decode("utf-8", "replace")
         raise self.failed(
             _CODES.get(response.status, "daemon"),
             message.strip() or f"HTTP status {response.status} for {path}",

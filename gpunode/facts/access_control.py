@@ -51,7 +51,7 @@ def selinux_denials(host: Host, log: tuple[KernelLine, ...]) -> tuple[Denial, ..
     lines += [(AUDIT_LOG, line) for line in host.read_tail(AUDIT_LOG, _TAIL_BYTES).splitlines()]
     candidates = (line for line in lines if "avc:" in line[1] and "permissive=1" not in line[1])
     denials = [denial for source, text in candidates if (denial := _selinux(source, text))]
-    return tuple(sorted(denials, key=lambda one: one.when))
+    return tuple(sorted(denials, key=lambda entry: entry.when))
 
 
 def _selinux(source: str, text: str) -> Denial | None:
@@ -65,7 +65,7 @@ def _selinux(source: str, text: str) -> Denial | None:
     names = f"{fields.get('path', '')} {fields.get('name', '')}"
     if "nvidia" not in names and _NVIDIA_TYPE not in f"{fields.get('tcontext', '')}:":
         return None
-    return Denial(source, text, _when(text), fields["scontext"])
+    return Denial(source, text, _audit_time(text), fields["scontext"])
 
 
 def apparmor_denials(log: tuple[KernelLine, ...]) -> tuple[Denial, ...]:
@@ -77,10 +77,10 @@ def apparmor_denials(log: tuple[KernelLine, ...]) -> tuple[Denial, ...]:
         fields = dict(re.findall(r'(\w+)="([^"]*)"', line.text))
         profile, name = fields.get("profile", ""), fields.get("name", "")
         if profile.startswith(_PROFILES) and name.startswith(_NVIDIA_FILES):
-            denials.append(Denial(SOURCE, line.text, _when(line.text), profile))
+            denials.append(Denial(SOURCE, line.text, _audit_time(line.text), profile))
     return tuple(denials)
 
 
-def _when(text: str) -> float:
+def _audit_time(text: str) -> float:
     match = re.search(r"audit\((\d{1,12})\.", text, re.ASCII)
     return float(match[1]) if match else 0.0

@@ -95,9 +95,9 @@ def kernel_waiting(host: Host, kernels: tuple[Kernel, ...], running: str) -> str
     """The installed kernel for which update-notifier requests a reboot; None if there is none. Other packages
     on its list don't concern GPUs, and a driver's are compared with what is loaded."""
     lines = (host.read_text(PACKAGES) or "").splitlines()
-    asked = {line.strip().removeprefix("linux-image-").removeprefix("unsigned-") for line in lines}
+    releases = {line.strip().removeprefix("linux-image-").removeprefix("unsigned-") for line in lines}
     newer = newer_kernels(kernels, running)
-    waiting = (one.release for one in newer if one.release in asked)
+    waiting = (kernel.release for kernel in newer if kernel.release in releases)
     return max(waiting, key=version_key, default=None)
 
 
@@ -111,7 +111,7 @@ def chosen_kernel(host: Host) -> str:
 def chosen_release(host: Host, kernels: tuple[Kernel, ...]) -> str:
     """The installed kernel that this entry boots; empty if none is chosen, or without permission."""
     try:
-        chosen = chosen_kernel(host)
+        entry = chosen_kernel(host)
     except Unreadable:
         return ""
-    return next((kernel.release for kernel in kernels if chosen.endswith(f"-{kernel.release}")), "")
+    return next((kernel.release for kernel in kernels if entry.endswith(f"-{kernel.release}")), "")

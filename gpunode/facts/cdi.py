@@ -137,14 +137,14 @@ def parse_spec(text: str, path: str) -> CdiSpec | None:
     try:
         tree = _load(text, path)
     except (ValueError, RecursionError) as error:
-        ours = "nvidia" in path.rpartition("/")[2] or f"{VENDOR}/" in text
-        return CdiSpec(path, "", problem=f"can't be parsed: {_one_line(error)}") if ours else None
+        is_nvidia = "nvidia" in path.rpartition("/")[2] or f"{VENDOR}/" in text
+        return CdiSpec(path, "", problem=f"can't be parsed: {_one_line(error)}") if is_nvidia else None
     kind = tree.get("kind") if isinstance(tree, dict) else None
     vendor = kind.partition("/")[0] if isinstance(kind, str) else ""
     if not isinstance(kind, str) or not f".{vendor}".endswith(f".{VENDOR}"):
         return None
     version = tree.get("cdiVersion")
-    devices = [one for one in _list(tree, "devices") if isinstance(one, dict)]
+    devices = [device for device in _list(tree, "devices") if isinstance(device, dict)]
     return CdiSpec(
         path,
         kind,
@@ -183,7 +183,7 @@ def _edits(holder: dict[str, Any]) -> CdiEdits:
         tuple(dict.fromkeys(_nodes(edits))),
         tuple(_strings(edits, "mounts", "hostPath")),
         tuple(_strings(edits, "hooks", "path")),
-        tuple(one for one in _list(edits, "env") if isinstance(one, str)),
+        tuple(variable for variable in _list(edits, "env") if isinstance(variable, str)),
     )
 
 

@@ -53,7 +53,7 @@ class SystemdEngine:
 
 def systemd_engines(node: Node) -> tuple[SystemdEngine, ...]:
     """Those of the engines in use; one that doesn't answer is left out."""
-    return tuple(one for one in (_docker(node), _containerd(node)) if one is not None)
+    return tuple(engine for engine in (_docker(node), _containerd(node)) if engine is not None)
 
 
 def _docker(node: Node) -> SystemdEngine | None:

@@ -54,18 +54,18 @@ def expand_import(host: Host, importer: str, pattern: str, release: Release = ()
     base = import_base(importer, pattern, release)
     if "*" not in base:
         return (base,)
-    found = [""]
+    candidates = [""]
     for part in base.strip("/").split("/"):
         if re.search(r"[*?\[\\]", part):
-            found = [
+            candidates = [
                 f"{parent}/{name}"
-                for parent in found
+                for parent in candidates
                 for name in host.listdir(parent or "/")
                 if _matches(part, name)
             ]
         else:
-            found = [f"{parent}/{part}" for parent in found]
-    return tuple(path for path in found if host.is_file(path))
+            candidates = [f"{parent}/{part}" for parent in candidates]
+    return tuple(path for path in candidates if host.is_file(path))
 
 
 def covers(importer: str, pattern: str, path: str, release: Release = ()) -> bool:
@@ -127,9 +127,9 @@ def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
         return own if own and own.config_path == config else _daemon(host, processes, config)
     managers = {process.pid: manager(host, process) for process in processes}
     own_ones = [process for process in processes if not managers[process.pid]]
-    theirs = [managers[process.pid] for process in processes if managers[process.pid] in DISTRIBUTIONS]
-    if theirs and not own_ones:
-        return find_distribution(host, theirs[0], processes)
+    distributions = [managers[process.pid] for process in processes if managers[process.pid] in DISTRIBUTIONS]
+    if distributions and not own_ones:
+        return find_distribution(host, distributions[0], processes)
     system = _daemon(host, own_ones, None)
     stopped = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
     return system or next(filter(None, stopped), None)
@@ -310,17 +310,17 @@ def _read_imports(
         importer = waiting.pop(0)
         listed = trees[importer].get("imports")
         for pattern in listed if isinstance(listed, list) else []:
-            named = expand_import(host, importer, pattern, release) if isinstance(pattern, str) else ()
-            for found in named:
-                if found in trees or found in without:
+            files = expand_import(host, importer, pattern, release) if isinstance(pattern, str) else ()
+            for file in files:
+                if file in trees or file in without:
                     continue
-                text = host.read_text(found)
+                text = host.read_text(file)
                 if text is None:
-                    missing.append(MissingImport(found, importer, pattern))
+                    missing.append(MissingImport(file, importer, pattern))
                     continue
-                trees[found] = parse_toml(text, found)
-                versions[found] = version_of(trees[found], found, text)
-                waiting.append(found)
+                trees[file] = parse_toml(text, file)
+                versions[file] = version_of(trees[file], file, text)
+                waiting.append(file)
     return tuple(missing)
 
 
@@ -350,9 +350,9 @@ def merge(base: dict[str, Any], other: dict[str, Any], *, deep: bool) -> dict[st
     return result
 
 
-def _merge_tables(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _merge_tables(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
-    for key, value in other.items():
+    for key, value in overlay.items():
         here = result.get(key)
         if isinstance(here, dict) and isinstance(value, dict):
             value = _merge_tables(here, value)
@@ -462,9 +462,9 @@ class PassedOver:
 
 def version_in_force(config: ContainerdConfig) -> int:
     """The version that decides which tables are read; a main file without one is version 1 before 2.0."""
-    named = (tree.get("version") for tree in config.trees.values())
+    versions = (tree.get("version") for tree in config.trees.values())
     least = 2 if config.deep else 1
-    numbers = [one for one in named if isinstance(one, int) and one >= least]
+    numbers = [version for version in versions if isinstance(version, int) and version >= least]
     return numbers[-1] if numbers else 3 if config.deep else 1
 
 
@@ -479,8 +479,12 @@ def passed_over(config: ContainerdConfig) -> tuple[PassedOver, ...]:
         for plugin in (_SHORT, _OLD, _NEW)
         if isinstance(table := dig(tree, "plugins", plugin), dict)
     ]
-    kept = [table for _, _, table, read in tables if read]
-    lost = ((path, plugin, _lost(config, table, kept)) for path, plugin, table, read in tables if not read)
+    read_tables = [table for _, _, table, read in tables if read]
+    lost = (
+        (path, plugin, _lost_settings(config, table, read_tables))
+        for path, plugin, table, read in tables
+        if not read
+    )
     return tuple(PassedOver(path, plugin, what) for path, plugin, what in lost if what)
 
 
@@ -498,27 +502,31 @@ def _full(config: ContainerdConfig, tree: dict[str, Any], plugin: str) -> str:
     return _OLD if plugin == _SHORT and config.deep and tree.get("version", 1) in (0, 1) else plugin
 
 
-def _lost(config: ContainerdConfig, table: dict[str, Any], kept: list[dict[str, Any]]) -> tuple[str, ...]:
+def _lost_settings(
+    config: ContainerdConfig, table: dict[str, Any], read_tables: list[dict[str, Any]]
+) -> tuple[str, ...]:
     """Handlers, their cgroup driver and registries; other settings fall back to the same default."""
-    found = [
+    parts = [
         name if systemd is None else f"{name}: SystemdCgroup = true"
         for name, runtime in as_dict(dig(table, "containerd", "runtimes")).items()
-        for systemd in _missed(name, runtime, [dig(one, "containerd", "runtimes", name) for one in kept])
+        for systemd in _missed(
+            name, runtime, [dig(other, "containerd", "runtimes", name) for other in read_tables]
+        )
     ]
     registry = dig(table, "registry")
     moved = config.deep and version_in_force(config) > 2  # into a separate table, the only one that it reads
     if moved and isinstance(registry, dict) and _says(registry) and not _images(config):
-        found.append("registry")
-    return tuple(found)
+        parts.append("registry")
+    return tuple(parts)
 
 
-def _missed(name: str, runtime: Any, kept: list[Any]) -> tuple[bool | None, ...]:
+def _missed(name: str, runtime: Any, runtimes: list[Any]) -> tuple[bool | None, ...]:
     """Lost parts of a handler: nothing, (None,) for all of it, (True,) for SystemdCgroup."""
     systemd = dig(runtime, "options", "SystemdCgroup") is True
-    there = [one for one in kept if isinstance(one, dict)]
+    there = [entry for entry in runtimes if isinstance(entry, dict)]
     if not there and (name != "runc" or dig(runtime, "options", "BinaryName")):
         return (None,)
-    lost = systemd and not any(dig(one, "options", "SystemdCgroup") is True for one in there)
+    lost = systemd and not any(dig(entry, "options", "SystemdCgroup") is True for entry in there)
     return (True,) if lost else ()
 
 

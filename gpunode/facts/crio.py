@@ -50,27 +50,27 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     """The CRI-O that reads `config`, else the system's; None if there is none on this node."""
     kind = next((kind for kind in _KINDS if read_unit(host, kind.unit) is not None), _KINDS[0])
     processes = [_with_environment(host, process) for process in running(host, "crio")]
-    found = locate(host, kind, processes, config)
-    if found is None:
+    location = locate(host, kind, processes, config)
+    if location is None:
         return None
-    binary = find_binary(host, "crio", found.process, found.unit)
-    argv, path = found.argv, found.config
-    if found.process is None and found.unit is not None:
-        argv = _with_variables(argv, found.unit.environment)
+    binary = find_binary(host, "crio", location.process, location.unit)
+    argv, path = location.argv, location.config
+    if location.process is None and location.unit is not None:
+        argv = _with_variables(argv, location.unit.environment)
         path = option_value(argv[1:], *_CONFIG_FLAGS) or path
     daemon = Daemon(
         name="crio",
         binary=binary,
         version=(),
         config_path=path,
-        config_source=found.source,
+        config_source=location.source,
         socket=DEFAULT_SOCKET,
-        unit=found.unit.name if found.unit else None,
+        unit=location.unit.name if location.unit else None,
         argv=argv,
-        process=found.process,
+        process=location.process,
     )
     socket = _socket(host, daemon)
-    return replace(daemon, socket=socket, version=cri_version(host, "crio", binary, found.process, socket))
+    return replace(daemon, socket=socket, version=cri_version(host, "crio", binary, location.process, socket))
 
 
 def _with_environment(host: Host, process: Process) -> Process:
@@ -81,12 +81,12 @@ def _with_environment(host: Host, process: Process) -> Process:
 
 def _with_variables(argv: tuple[str, ...], variables: Mapping[str, str]) -> tuple[str, ...]:
     """The command line with a flag for each variable that no flag overrides."""
-    given = [
+    flags = [
         (flags[0], variables[name])
         for name, flags in _VARIABLES.items()
         if variables.get(name) and option_value(argv[1:], *flags) is None
     ]
-    return (*argv, *(part for pair in given for part in pair))
+    return (*argv, *(part for pair in flags for part in pair))
 
 
 def drop_in_directory(daemon: Daemon) -> str:
@@ -169,8 +169,8 @@ def compiled_default(version: tuple[int, ...]) -> str:
 
 def load_crio(host: Host, main: str, directory: str) -> CrioConfig:
     """Read the files. `ConfigError` names file, line and column of an error that stops CRI-O too."""
-    found = (load_file(host, path) for path in (main, *_walk(host, directory)))
-    return CrioConfig(main, directory, tuple(file for file in found if file is not None))
+    files = (load_file(host, path) for path in (main, *_walk(host, directory)))
+    return CrioConfig(main, directory, tuple(file for file in files if file is not None))
 
 
 def load_file(host: Host, path: str) -> CrioFile | None:
@@ -256,8 +256,8 @@ def low_level_paths(host: Host, config: CrioConfig, version: tuple[int, ...]) ->
     """Paths of crun and runc: the default's first, then other handlers', then the packages' directory."""
     default = config.named_default or compiled_default(version)
     tables = sorted(config.handlers.items(), key=lambda pair: pair[0] != default)
-    named = [str(table.get("runtime_path", "")) for name, table in tables if is_low_level(name, table)]
-    absolute = [path for path in (*named, *_PACKAGED) if path.startswith("/")]
+    paths = [str(table.get("runtime_path", "")) for name, table in tables if is_low_level(name, table)]
+    absolute = [path for path in (*paths, *_PACKAGED) if path.startswith("/")]
     return tuple(path for path in dict.fromkeys(absolute) if host.executable(path))
 
 

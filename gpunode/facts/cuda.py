@@ -58,8 +58,8 @@ def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
     """All settings that affect CUDA; a harmless value is left out. Of container daemons only the running
     `programs` count."""
     units = [unit for program, units in _UNITS.items() if program in programs for unit in units]
-    found = (*_of_node(host), *_of_units(host, units), *_own(host.environ))
-    return tuple(one for one in found if one.value not in _NOTHING[one.name in HIDING])
+    candidates = (*_of_node(host), *_of_units(host, units), *_own(host.environ))
+    return tuple(setting for setting in candidates if setting.value not in _NOTHING[setting.name in HIDING])
 
 
 def _own(environ: Mapping[str, str]) -> Iterator[Setting]:
@@ -99,8 +99,8 @@ def _assignments(text: str, *, several: bool) -> Iterator[tuple[str, str]]:
 
 def _of_units(host: Host, units: Collection[str]) -> Iterator[Setting]:
     for unit in units:
-        found = read_unit(host, unit)
-        for name, value in found.environment.items() if found is not None else ():
+        unit_file = read_unit(host, unit)
+        for name, value in unit_file.environment.items() if unit_file is not None else ():
             if name in DEBUGGING or name in HIDING:
                 yield Setting(name, value, unit)
 
@@ -248,9 +248,9 @@ class RequestedRelease:
 
 def requested_release(node: Node) -> RequestedRelease | None:
     """--cuda, else the image's release; None if neither is given, or the image doesn't name one."""
-    named = release_of(node.questions.cuda)
-    if named is not None:
-        return RequestedRelease(named, "--cuda")
+    cuda_release = release_of(node.questions.cuda)
+    if cuda_release is not None:
+        return RequestedRelease(cuda_release, "--cuda")
     built = release_of(node.image.image.cuda) if node.image.image else None
     return RequestedRelease(built, f"CUDA_VERSION of {node.questions.image}") if built else None
 

@@ -100,9 +100,9 @@ def process_unit(host: Host, process: Process, name: str) -> Unit | None:
     return None
 
 
-def same_file(host: Host, one: str, other: str) -> bool:
+def same_file(host: Host, left: str, right: str) -> bool:
     """Whether two paths lead to the same file."""
-    return one == other or host.realpath(one) == host.realpath(other)
+    return left == right or host.realpath(left) == host.realpath(right)
 
 
 @dataclass(frozen=True)

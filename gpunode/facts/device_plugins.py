@@ -25,10 +25,10 @@ def nri_plugin(host: Host, processes: Sequence[Process]) -> Process | None:
     for process in processes:
         if process.name not in _PROGRAMS or process.uid not in (0, host.uid):
             continue
-        given = next((word for word in process.argv[1:] if word.partition("=")[0] in _FLAGS), None)
-        if given is None:
-            given = f"={environment(host, process.pid).get('ENABLE_NRI_PLUGIN', 'false')}"
-        _, equals, value = given.partition("=")
+        flag = next((word for word in process.argv[1:] if word.partition("=")[0] in _FLAGS), None)
+        if flag is None:
+            flag = f"={environment(host, process.pid).get('ENABLE_NRI_PLUGIN', 'false')}"
+        _, equals, value = flag.partition("=")
         if not equals or value.lower() in _TRUE:
             return process
     return None
@@ -106,8 +106,8 @@ def keeps_nvml_open(argv: tuple[str, ...]) -> bool:
 
 def _runs_ours(argv: tuple[str, ...], *words: str) -> bool:
     """Whether gpunode runs this command."""
-    named = any(argument.rpartition("/")[2] in _OURS for argument in argv)
-    return named and any(argv[start:][: len(words)] == words for start in range(len(argv)))
+    is_own = any(argument.rpartition("/")[2] in _OURS for argument in argv)
+    return is_own and any(argv[start:][: len(words)] == words for start in range(len(argv)))
 
 
 def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:
@@ -185,9 +185,9 @@ def configuration(host: Host, plugin: PluginProcess) -> str:
 
 def mig_strategy(host: Host, plugin: PluginProcess) -> str:
     """From the flag or variable, else from the file; empty for the default, none."""
-    given = next(filter(None, (plugin.setting("--mig-strategy", name) for name in _STRATEGY)), "")
-    match = re.search(r"migStrategy:\s*[\"']?(\w+)", configuration(host, plugin)) if not given else None
-    return given or (match[1] if match else "")
+    strategy = next(filter(None, (plugin.setting("--mig-strategy", name) for name in _STRATEGY)), "")
+    match = re.search(r"migStrategy:\s*[\"']?(\w+)", configuration(host, plugin)) if not strategy else None
+    return strategy or (match[1] if match else "")
 
 
 def shares_by_mps(host: Host, plugin: PluginProcess) -> bool:

@@ -129,13 +129,19 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
     """
     kind = _KINDS[name]
     known = running(host, "containerd") if processes is None else processes
-    own = (one for one in known if one.name == "containerd" and manager(host, one) == name)
+    own = (
+        candidate
+        for candidate in known
+        if candidate.name == "containerd" and manager(host, candidate) == name
+    )
     process = next(own, None)
     unit = _unit(host, name, process)
     if process is None and (unit is None or _uses_another(host, kind, unit)):
         return None
     data = _data_directory(host, kind, process, unit)
-    config = _settled(host, (process.option(*_CONFIG_FLAGS) if process else None) or _in(kind.config, data))
+    config = _without_revision(
+        host, (process.option(*_CONFIG_FLAGS) if process else None) or _in_directory(kind.config, data)
+    )
     binary = _binary(host, kind, process, data)
     address = (process.option("--address", "-a") if process else None) or kind.socket
     where = f"process {process.pid}" if process else (unit.files[0] if unit else "")
@@ -150,15 +156,15 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
         argv=process.argv if process else (),
         process=process,
         manager=name,
-        log=_in(kind.log, data),
+        log=_in_directory(kind.log, data),
     )
 
 
 def distribution_at(host: Host, endpoint: str) -> Daemon | None:
     """The distribution's containerd with this socket, a running one first; None if none has it."""
     processes = running(host, "containerd")
-    found = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
-    there = [one for one in found if one is not None and same_file(host, one.socket, endpoint)]
+    daemons = (find_distribution(host, name, processes) for name in DISTRIBUTIONS)
+    there = [daemon for daemon in daemons if daemon is not None and same_file(host, daemon.socket, endpoint)]
     return min(there, key=lambda daemon: daemon.process is None, default=None)
 
 
@@ -222,15 +228,15 @@ def _setting(host: Host, kind: _Kind, key: str) -> str:
     unset."""
     if not kind.settings:
         return ""
-    found = ""
+    value = ""
     for path in (kind.settings, *sorted(host.glob(f"{kind.settings}.d", "*.yaml"))):
         text = host.text_or_empty(path)  # a command that needs root reports one that it can't read elsewhere
-        shown = re.findall(rf"""^["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s#]+)""", text, re.MULTILINE)
-        found = shown[-1] if shown else found
-    return found
+        values = re.findall(rf"""^["']?{key}["']?[ \t]*:[ \t]*["']?([^"'\s#]+)""", text, re.MULTILINE)
+        value = values[-1] if values else value
+    return value
 
 
-def _settled(host: Host, path: str) -> str:
+def _without_revision(host: Host, path: str) -> str:
     """microk8s runs from its revision's directory; ``current`` leads to it and survives a refresh."""
     current = re.sub(r"^/var/snap/microk8s/[^/]+/", "/var/snap/microk8s/current/", path)
     return current if current != path and host.realpath(current) == host.realpath(path) else path
@@ -241,7 +247,7 @@ def _binary(host: Host, kind: _Kind, process: Process | None, data: str) -> str 
         for path in (exe_of(host, process.pid) or "", process.argv[0]):
             if path.startswith("/") and host.executable(path):
                 return path
-    binaries = [path for pattern in kind.binaries for path in _expanded(host, _in(pattern, data))]
+    binaries = [path for pattern in kind.binaries for path in _expanded(host, _in_directory(pattern, data))]
     return next((path for path in binaries if host.executable(path)), None)
 
 
@@ -261,5 +267,5 @@ def _version(host: Host, binary: str | None) -> tuple[int, ...]:
     return parse_version(answer.stdout) if answer.ok and answer.stdout.startswith("containerd") else ()
 
 
-def _in(pattern: str, data: str) -> str:
+def _in_directory(pattern: str, data: str) -> str:
     return pattern.replace("{data}", data)

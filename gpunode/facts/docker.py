@@ -68,8 +68,10 @@ def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
 
 def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
     """Whether this dockerd listens on the socket of `socket_of`: one that listens only on TCP has none."""
-    found = addresses(host, argv, config)
-    return not found or any(one.startswith("fd://") or one == "unix://" or socket_path(one) for one in found)
+    listeners = addresses(host, argv, config)
+    return not listeners or any(
+        address.startswith("fd://") or address == "unix://" or socket_path(address) for address in listeners
+    )
 
 
 def docker_version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
@@ -155,11 +157,11 @@ def _twice(key: str, text: str, path: str) -> ConfigError:
     import json
 
     name = re.escape(json.dumps(key, ensure_ascii=False))
-    found = [match.start() for match in re.finditer(rf"{name}\s*:", text)]
-    lines = [text.count("\n", 0, position) + 1 for position in found]
+    positions = [match.start() for match in re.finditer(rf"{name}\s*:", text)]
+    lines = [text.count("\n", 0, position) + 1 for position in positions]
     place, more, jump = path, "", ""
-    if len(found) == 2:
-        place = f"{path}:{lines[1]}:{found[1] - text.rfind(chr(10), 0, found[1])}"
+    if len(positions) == 2:
+        place = f"{path}:{lines[1]}:{positions[1] - text.rfind(chr(10), 0, positions[1])}"
         more, jump = f", first on line {lines[0]}", f"+{lines[1]} "
     return ConfigError(
         f'{place}: duplicate key "{key}"{more}',
@@ -277,8 +279,8 @@ def flag_place(host: Host, unit: str | None, key: str) -> str:
     names = [name for name, plural in _PLURALS.items() if plural == key] or [key]
     shorts = "|".join(rf"-{short}\b" for short, name in _SHORT.items() if name in names)
     pattern = re.compile("|".join(filter(None, [*(rf"--{name}\b(?!-)" for name in names), shorts])))
-    found = read_unit(host, unit) if unit else None
-    for path in (*reversed(found.files if found else ()), *_ENVIRONMENT_FILES):
+    unit_file = read_unit(host, unit) if unit else None
+    for path in (*reversed(unit_file.files if unit_file else ()), *_ENVIRONMENT_FILES):
         for number, line in enumerate(host.text_or_empty(path).splitlines(), start=1):
             if pattern.search(line) and not line.lstrip().startswith(("#", ";")):
                 return f"{path}:{number}"
@@ -291,7 +293,7 @@ def flag_place(host: Host, unit: str | None, key: str) -> str:
 
 TABLE = "docker_keys"
 _UNKNOWN = "don't match any configuration option: "  # dockerd's own error, which names the keys
-_LISTED, _VALIDATES = (20, 10), (23,)
+_LISTED, VALIDATES = (20, 10), (23,)
 _SECONDS = 5.0
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -334,18 +336,18 @@ def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[s
     strange = tuple(
         key for key in file_settings(tree) if key not in _KIND_OF and key not in table(TABLE).rows
     )
-    if daemon.version and _LISTED <= daemon.version < _VALIDATES:
+    if daemon.version and _LISTED <= daemon.version < VALIDATES:
         return tuple(key for key in file_settings(tree) if key not in _KIND_OF)
     if not strange:
         return ()
-    if daemon.version < _VALIDATES or daemon.binary is None:
+    if daemon.version < VALIDATES or daemon.binary is None:
         return None
     answer = host.run([daemon.binary, "--validate", f"--config-file={daemon.config_path}"], timeout=_SECONDS)
-    _, found, keys = (answer.stderr + answer.stdout).partition(_UNKNOWN)
+    _, marker, keys = (answer.stderr + answer.stdout).partition(_UNKNOWN)
     if answer.ok:
         return ()
-    named = tuple(key.strip() for key in keys.split("\n")[0].split(","))
-    return tuple(key for key in strange if key in named) or None if found else None
+    unknown = tuple(key.strip() for key in keys.split("\n")[0].split(","))
+    return tuple(key for key in strange if key in unknown) or None if marker else None
 
 
 def refused_by_20(tree: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
@@ -392,8 +394,8 @@ def programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
 
 def nvidia_programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
     """Programs of NVIDIA's runtimes, by name or program."""
-    found = programs(tree, key).items()
-    return {name: path for name, path in found if name == "nvidia" or is_nvidia_program(path)}
+    runtimes = programs(tree, key).items()
+    return {name: path for name, path in runtimes if name == "nvidia" or is_nvidia_program(path)}
 
 
 # The docker snap: a confined dockerd with a file, a unit and an NVIDIA runtime of its own.
@@ -488,14 +490,14 @@ def _daemon(
     host: Host, process: Process | None, unit: Unit | None, place: Places, path: str, uid: int | None = None
 ) -> Daemon:
     argv = process.argv if process else unit.argv if unit else ()
-    theirs = host if uid is None else host.as_user(uid)
-    binary = find_binary(host, "dockerd", process, None) if theirs is host else None
-    socket = socket_of(theirs, argv, path, f"{place.runtime_directory}/docker.sock")
-    asked = socket if listens_there(theirs, argv, path) else ""
+    user_host = host if uid is None else host.as_user(uid)
+    binary = find_binary(host, "dockerd", process, None) if user_host is host else None
+    socket = socket_of(user_host, argv, path, f"{place.runtime_directory}/docker.sock")
+    reachable = socket if listens_there(user_host, argv, path) else ""
     return Daemon(
         name="docker",
         binary=binary,
-        version=docker_version(theirs, binary, process, asked),
+        version=docker_version(user_host, binary, process, reachable),
         config_path=path,
         config_source=f"process {process.pid}, rootless" if process else "rootless Docker's default path",
         socket=socket,
@@ -519,10 +521,10 @@ def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
     return unit.name in parts or not any(part.endswith((".service", ".scope")) for part in parts)
 
 
-def as_user(who: Account) -> str:
+def as_user(user: Account) -> str:
     """The command that configures a user's rootless Docker, as root runs it."""
-    runtime = f"XDG_RUNTIME_DIR={who.runtime_directory}"
-    return f"sudo -Hu {sudo_name(who.name)} {runtime} gpunode configure-runtime --runtime docker"
+    runtime = f"XDG_RUNTIME_DIR={user.runtime_directory}"
+    return f"sudo -Hu {sudo_name(user.name)} {runtime} gpunode configure-runtime --runtime docker"
 
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
@@ -555,11 +557,11 @@ def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> D
         return None
     binary = find_binary(host, "dockerd", daemon.process, daemon.unit)
     socket = socket_of(host, daemon.argv, daemon.config)
-    asked = socket if listens_there(host, daemon.argv, daemon.config) else ""
+    reachable = socket if listens_there(host, daemon.argv, daemon.config) else ""
     return Daemon(
         name="docker",
         binary=binary,
-        version=docker_version(host, binary, daemon.process, asked),
+        version=docker_version(host, binary, daemon.process, reachable),
         config_path=daemon.config,
         config_source=daemon.source,
         socket=socket,
@@ -612,9 +614,9 @@ def no_cgroups(host: Host, daemon: Daemon) -> bool:
 
 def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
     """A value of the toolkit configuration that dockerd's environment selects; None for broken files."""
-    named = environment(host, daemon.process.pid).get(CONFIG_VARIABLE) if daemon.process else None
+    config_path = environment(host, daemon.process.pid).get(CONFIG_VARIABLE) if daemon.process else None
     uid = daemon.process.uid if daemon.process else None
-    path = named or places(host, daemon.process, uid).toolkit_config
+    path = config_path or places(host, daemon.process, uid).toolkit_config
     text = reader(host, daemon).read_text(path) or host.read_text(DEFAULT_PATH) or ""
     try:
         return dig(toml(text), *keys)
@@ -643,15 +645,16 @@ class Desktop:
 
 def running_desktops(host: Host, processes: Iterable[Process]) -> tuple[Desktop, ...]:
     """One per user; only homes of users who run Desktop are read."""
-    found: dict[str, Desktop] = {}
+    desktops: dict[str, Desktop] = {}
     for process in processes:
         if process.name == _DESKTOP_PROGRAM:
-            who = account(host, process.uid)
-            config = f"{who.home.rstrip('/')}/.docker/config.json"
-            found.setdefault(
-                who.name, Desktop(who.name, process.pid, config, _context(host.as_user(process.uid), config))
+            user = account(host, process.uid)
+            config = f"{user.home.rstrip('/')}/.docker/config.json"
+            desktops.setdefault(
+                user.name,
+                Desktop(user.name, process.pid, config, _context(host.as_user(process.uid), config)),
             )
-    return tuple(found.values())
+    return tuple(desktops.values())
 
 
 def _context(host: Host, path: str) -> str | None:

@@ -120,9 +120,9 @@ def module_for(host: Host, release: str) -> bool:
 def flavour(release: str) -> str:
     """The part that distinguishes kernels of one version: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on
     RHEL, and Oracle's own kernels from Red Hat's. Arch Linux appends the release to it (arch1-1)."""
-    named = re.search(r"-([a-z][a-z0-9-]*|64kb)$", release)
-    if named:
-        return "arch" if named[1].startswith("arch") else named[1]
+    match = re.search(r"-([a-z][a-z0-9-]*|64kb)$", release)
+    if match:
+        return "arch" if match[1].startswith("arch") else match[1]
     return f"{release.rpartition('.')[2]}{'+uek' if 'uek.' in release else ''}"
 
 
@@ -229,8 +229,8 @@ def driver_packages(packages: Packages) -> tuple[str, ...]:
 
 
 def _is_driver(package: str) -> bool:
-    named = re.match(r"(kmod-|akmod-)?nvidia-(driver|open|dkms|kernel|kmod|gfx)", package)
-    return named is not None or package == "akmod-nvidia"  # RPM Fusion's
+    match = re.match(r"(kmod-|akmod-)?nvidia-(driver|open|dkms|kernel|kmod|gfx)", package)
+    return match is not None or package == "akmod-nvidia"  # RPM Fusion's
 
 
 # State of the loaded driver: its parameters, its firmware, and whether it has crashed.
@@ -243,8 +243,8 @@ _LINES_OF_A_CRASH = 60
 
 def switched_off(host: Host) -> tuple[str, ...]:
     """Parameters set to 0 that determine what creates device files, or where the driver runs."""
-    found = parameters(host)
-    return tuple(name for name in ("ModifyDeviceFiles", "EnableGpuFirmware") if found.get(name) == "0")
+    values = parameters(host)
+    return tuple(name for name in ("ModifyDeviceFiles", "EnableGpuFirmware") if values.get(name) == "0")
 
 
 def wants_firmware(host: Host) -> bool:
@@ -284,7 +284,7 @@ def crash(log: tuple[KernelLine, ...]) -> tuple[KernelLine, ...]:
 
     x86 prints ``RIP: 0010:symbol+0x1/0x2 [nvidia]``, arm64 ``pc : symbol+0x1/0x2 [nvidia]``.
     """
-    found: tuple[KernelLine, ...] = ()
+    result: tuple[KernelLine, ...] = ()
     start, left = None, 0
     for line in log:
         if line.text.lstrip().startswith(_KINDS):
@@ -293,8 +293,8 @@ def crash(log: tuple[KernelLine, ...]) -> tuple[KernelLine, ...]:
             left -= 1
             here = line.text.lstrip()
             if start and here.startswith(("RIP: ", "pc : ")) and re.search(r"\[nvidia[\w-]*\b", here):
-                found, left = (start, line), 0
-    return found
+                result, left = (start, line), 0
+    return result
 
 
 # Which GPUs a driver supports: by its branch and by the kind of its kernel module. The driver refuses others

@@ -20,8 +20,8 @@ def last_branch(node: Node) -> int:
 
 def computing(gpus: tuple[PciGpu, ...]) -> tuple[PciGpu, ...]:
     """GPUs that need the driver: a display card doesn't count beside GPUs that compute."""
-    mine = tuple(gpu for gpu in gpus if not gpu.for_vms)
-    return tuple(gpu for gpu in mine if not gpu.display) or mine
+    compute_gpus = tuple(gpu for gpu in gpus if not gpu.for_vms)
+    return tuple(gpu for gpu in compute_gpus if not gpu.display) or compute_gpus
 
 
 def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:

@@ -122,7 +122,7 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
     cdi = switch if isinstance(switch, bool) else _since(daemon, _DOCKER_CDI_ON)
     return Configured(
         (ConfigFile(path, "main", text, tree),),
-        (*handlers, *_named(option_values(daemon.argv, "--add-runtime"), "=")),
+        (*handlers, *_flag_handlers(option_values(daemon.argv, "--add-runtime"), "=")),
         option_value(daemon.argv, "--default-runtime") or as_text(tree.get("default-runtime")),
         cdi if _has_cdi(daemon) else None,
         tuple(option_values(daemon.argv, "--cdi-spec-dir")) or _directories(tree.get("cdi-spec-dirs")),
@@ -139,7 +139,7 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
     )
     return Configured(
         _files(config.path, ((file.path, file.text, file.tree) for file in config.files)),
-        (*handlers, *_named(_split(option_values(daemon.argv, "--runtimes")), ":")),
+        (*handlers, *_flag_handlers(_split(option_values(daemon.argv, "--runtimes")), ":")),
         option_value(daemon.argv, "--default-runtime") or config.named_default,
         True if _has_cdi(daemon) else None,
         _directories(config.setting("runtime", "cdi_spec_dirs")),
@@ -150,10 +150,10 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
     from gpunode.facts.podman import load_podman
 
     config = load_podman(host)
-    found = {name: (file.path, paths) for file in config.files for name, paths in file.runtimes.items()}
+    runtimes = {name: (file.path, paths) for file in config.files for name, paths in file.runtimes.items()}
     handlers = tuple(
         ConfiguredHandler(name, next((path for path in paths if host.executable(path)), paths[0]), file)
-        for name, (file, paths) in found.items()
+        for name, (file, paths) in runtimes.items()
         if paths
     )
     return Configured(
@@ -177,17 +177,17 @@ def _split(values: Iterable[str]) -> Iterable[str]:
     return (part for value in values for part in value.split(","))
 
 
-def _named(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandler]:
+def _flag_handlers(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandler]:
     """Handlers from flags of the daemon: the name, `mark`, the program, and what may follow."""
     for value in values:
         name, *rest = value.split(mark)
         yield ConfiguredHandler(name, rest[0] if rest else "", COMMAND_LINE)
 
 
-def _files(main: str, found: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:
+def _files(main: str, entries: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:
     """The existing files; the main file is listed even if it doesn't exist."""
     files = [
-        ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in found
+        ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in entries
     ]
     return (
         tuple(files) if any(file.path == main for file in files) else (ConfigFile(main, "main", None), *files)

@@ -119,5 +119,5 @@ ROLES: Mapping[str, Callable[[Node], Role]] = {
 }
 
 
-def _same_socket(one: str, other: str) -> bool:
-    return one.replace("/var/run/", "/run/") == other.replace("/var/run/", "/run/")
+def _same_socket(left: str, right: str) -> bool:
+    return left.replace("/var/run/", "/run/") == right.replace("/var/run/", "/run/")

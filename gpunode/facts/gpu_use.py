@@ -108,7 +108,7 @@ def other_way(node: Node, *, cdi: bool) -> Way | None:
 def taken_way(node: Node, *, cdi: bool) -> Way | None:
     """A method that was configured, or that pods have got their GPUs by."""
     by_cdi = (_by_specification(node, _PLUGINS_KIND) or _by_dra(node)) if cdi else None
-    return _by_nri(node) or by_cdi or mounting(node) or _seen(node)
+    return _by_nri(node) or by_cdi or mounting(node) or _by_access(node)
 
 
 def _by_nri(node: Node) -> Way | None:
@@ -151,7 +151,7 @@ def mounting(node: Node) -> Way | None:
     return None
 
 
-def _seen(node: Node) -> Way | None:
+def _by_access(node: Node) -> Way | None:
     """Pods under another handler whose allocated GPUs are accessible to them."""
     for holder in holders(node):
         if holder.container.nodes and not holder.handler.startswith("nvidia"):
@@ -162,18 +162,18 @@ def _seen(node: Node) -> Way | None:
 def holders(node: Node) -> tuple[Holder, ...]:
     """Running containers with allocated GPUs, as far as they use this kernel; () if unknown."""
     try:
-        held = {(holding.namespace, holding.pod, holding.container) for holding in node.gpu_holdings}
+        owners = {(holding.namespace, holding.pod, holding.container) for holding in node.gpu_holdings}
     except DaemonError:
         return ()
-    running = {container.id: container for container in node.containers} if held else {}
+    running = {container.id: container for container in node.containers} if owners else {}
     return tuple(
         Holder(
             f"pod {container.namespace}/{container.pod}, container {container.name}",
             container.handler,
             running[container.id],
         )
-        for container in (node.cri_containers if held else ())
-        if (container.namespace, container.pod, container.name) in held
+        for container in (node.cri_containers if owners else ())
+        if (container.namespace, container.pod, container.name) in owners
         and container.id in running
         and not container.handler.startswith(_OWN_KERNELS)
         # a virtual machine's GPU isn't a device of this kernel's driver

@@ -105,8 +105,10 @@ def _of_cri(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
 def _heard(host: Host, socket: str, reference: str, config: dict[str, Any] | None) -> dict[str, Any] | None:
     """Report the answer in a recording's format, without variables that may contain an image's secrets."""
     env = config.get("Env") if config else None
-    kept = [variable for variable in env if str(variable).startswith(_OURS)] if isinstance(env, list) else []
-    host.heard("daemons", socket, {"images": {} if config is None else {reference: {"Env": kept}}})
+    variables = (
+        [variable for variable in env if str(variable).startswith(_OURS)] if isinstance(env, list) else []
+    )
+    host.heard("daemons", socket, {"images": {} if config is None else {reference: {"Env": variables}}})
     return config
 
 
@@ -194,10 +196,10 @@ def numbers(text: str) -> tuple[int, ...]:
     parts = [part for part in text.split(".") if part]
     if not _NUMBERS.fullmatch(text) or not parts or max(map(len, parts)) > _DIGITS:
         raise ValueError(f"{text!r} is not a version")
-    found = [int(part) for part in parts]
-    while found and found[-1] == 0:
-        found.pop()
-    return tuple(found)
+    values = [int(part) for part in parts]
+    while values and values[-1] == 0:
+        values.pop()
+    return tuple(values)
 
 
 def satisfied(
@@ -208,7 +210,10 @@ def satisfied(
     No alternative at all requires nothing. `facts` maps a property to its possible values: one if it is
     known, several or none if it isn't.
     """
-    answers = [_all(_holds(one, facts.get(one.name, ())) for one in group) for group in alternatives]
+    answers = [
+        _all(_holds(condition, facts.get(condition.name, ())) for condition in group)
+        for group in alternatives
+    ]
     if True in answers or not answers:
         return True
     return None if None in answers else False
@@ -229,14 +234,14 @@ def _holds(condition: Condition, values: Collection[str]) -> bool | None:
 def _compared(condition: Condition, value: str) -> bool:
     if condition.name == "brand":
         return (value.lower() == condition.value.lower()) == (condition.operator == "=")
-    one, other = numbers(value), numbers(condition.value)
+    left, right = numbers(value), numbers(condition.value)
     return {
-        "=": one == other,
-        "!=": one != other,
-        "<": one < other,
-        "<=": one <= other,
-        ">": one > other,
-        ">=": one >= other,
+        "=": left == right,
+        "!=": left != right,
+        "<": left < right,
+        "<=": left <= right,
+        ">": left > right,
+        ">=": left >= right,
     }[condition.operator]
 
 
@@ -249,10 +254,10 @@ VECTOR_ADD = "nvcr.io/nvidia/k8s/cuda-sample"
 def sample_cuda(reference: str) -> str:
     """The CUDA release of a sample's image, empty for any other image. The tag may name the distribution
     that the image was built on (``vectoradd-cuda11.7.1-ubi8``), and a digest may follow it."""
-    named = reference.removeprefix("docker.io/").partition("@")[0]
-    rows = table(TABLE).rows if named else ()
+    image = reference.removeprefix("docker.io/").partition("@")[0]
+    rows = table(TABLE).rows if image else ()
     known = ((f"{row['image']}:{row['tag']}", row["cuda"]) for row in rows)
-    return next((cuda for name, cuda in known if named == name or named.startswith(f"{name}-")), "")
+    return next((cuda for name, cuda in known if image == name or image.startswith(f"{name}-")), "")
 
 
 def vector_add_image() -> str:

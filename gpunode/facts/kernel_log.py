@@ -55,18 +55,18 @@ _MESSAGE_LINES = 6  # such a message is one printk over several lines
 
 def failed_gpus(lines: tuple[KernelLine, ...]) -> frozenset[str]:
     """Addresses of the GPUs that the driver reports as unsupported or failed to initialise."""
-    found, address, left = set(), "", 0
+    addresses, address, left = set(), "", 0
     for line in lines:
         match = _GPU.match(line.text)
         if match is not None:
             address, left = match["address"].lower(), _MESSAGE_LINES
         if left and re.search(UNSUPPORTED, line.text):
-            found.add(address)
+            addresses.add(address)
         failed = _FAILED.match(line.text)
         if failed is not None:
-            found.add(failed["address"].lower())
+            addresses.add(failed["address"].lower())
         left = max(0, left - 1)
-    return frozenset(found)
+    return frozenset(addresses)
 
 
 def matching(lines: tuple[KernelLine, ...], pattern: str) -> tuple[tuple[KernelLine, re.Match[str]], ...]:
@@ -152,8 +152,6 @@ NOT_COUNTED = frozenset({109})
 """Beside application and ignore. 109 needs a reset by the catalogue, but mostly a program has caused it and
 NVIDIA's plugin ignores it; where the driver does ask for a reset, the recovery action tells."""
 
-_ALL_INSTANCES = "*"
-
 
 @dataclass(frozen=True)
 class Xid:
@@ -184,7 +182,6 @@ def xid(number: int) -> Xid:
 def catalogue() -> MappingProxyType[int, Xid]:
     """Every documented code."""
     result = {}
-    for number, kind, meaning in table("xids").rows:
-        name = kind.removesuffix(_ALL_INSTANCES)
-        result[number] = Xid(number, meaning, name, kind != name)
+    for number, kind, extent, meaning in table("xids").rows:
+        result[number] = Xid(number, meaning, kind, extent == "gpu")
     return MappingProxyType(result)

@@ -98,12 +98,12 @@ class ModuleOptions:
 
     def options(self, module: str) -> dict[str, Option]:
         """A module's parameters by name."""
-        found = {}
+        parameters = {}
         for directive in self.of(module, "options"):
             for word in words(directive.value):
                 name, _, value = word.partition("=")
-                found[name] = Option(name, value, directive.source, directive.line)
-        return found
+                parameters[name] = Option(name, value, directive.source, directive.line)
+        return parameters
 
     def option(self, module: str, name: str) -> Option | None:
         """One parameter of a module, None if nothing sets it."""
@@ -112,12 +112,12 @@ class ModuleOptions:
     def argument(self, name: str) -> str | None:
         """The last value of a word of the kernel's command line (``iommu`` of ``iommu=pt``), empty for a word
         without one; None if it is absent."""
-        found = None
+        result = None
         for word in self.arguments:
             key, _, value = word.partition("=")
             if key == name:
-                found = value
-        return found
+                result = value
+        return result
 
 
 def read_module_options(host: Host) -> ModuleOptions:
@@ -127,7 +127,11 @@ def read_module_options(host: Host) -> ModuleOptions:
         for path in host.glob(directory, "*.conf"):
             files.setdefault(path.rpartition("/")[2], path)
     arguments = kernel_arguments(host.read_text(COMMAND_LINE) or "")
-    options = [one for name in sorted(files) for one in parse_modprobe(_text(host, files[name]), files[name])]
+    options = [
+        directive
+        for name in sorted(files)
+        for directive in parse_modprobe(_text(host, files[name]), files[name])
+    ]
     return ModuleOptions((*options, *_from_command_line(arguments)), arguments)
 
 
@@ -163,24 +167,24 @@ def _directive(kind: str, name: str, value: str, source: str, line: int) -> Dire
 
 def kernel_arguments(text: str) -> tuple[str, ...]:
     """The words of a kernel's command line; words after ``--`` are for init."""
-    found = words(text.strip().strip("\0"))
-    return found[: found.index("--")] if "--" in found else found
+    arguments = words(text.strip().strip("\0"))
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
 
 
 def words(text: str) -> tuple[str, ...]:
     """Words separated by blanks; double quotes group words and are removed (lib/cmdline.c)."""
     if '"' not in text:
         return tuple(text.split())
-    found, quoted, word = [], False, ""
+    result, quoted, word = [], False, ""
     for character in text + " ":
         if character == '"':
             quoted = not quoted
         elif character.isspace() and not quoted:
-            found.append(word)
+            result.append(word)
             word = ""
         else:
             word += character
-    return tuple(one for one in (*found, word.rstrip()) if one)
+    return tuple(entry for entry in (*result, word.rstrip()) if entry)
 
 
 def _from_command_line(arguments: tuple[str, ...]) -> tuple[Directive, ...]:

@@ -66,6 +66,11 @@ class Kubelet:
         """docker, containerd, crio, or other: the engine at the endpoint."""
         return next((name for name in DAEMONS if name in self.endpoint), "other")
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it has its own unit and doesn't run; a distribution's starts with its containerd."""
+        return self.joined and self.process is None and self.unit == "kubelet.service"
+
 
 def find_kubelet(host: Host, processes: Sequence[Process]) -> Kubelet | None:
     """None on a node without an installed or running kubelet."""
@@ -99,7 +104,7 @@ def _cgroup_driver(host: Host, process: Process | None, config: str) -> str | No
     flag = process.option("--cgroup-driver") if process else None
     place = process.option("--config-dir") if process and not flag else None
     later = (setting(host.read_text(path) or "", "cgroupDriver") for path in _drop_ins(host, place or ""))
-    return flag or next((one for one in reversed(tuple(later)) if one), setting(config, "cgroupDriver"))
+    return flag or next((value for value in reversed(tuple(later)) if value), setting(config, "cgroupDriver"))
 
 
 def _drop_ins(host: Host, place: str) -> tuple[str, ...]:
@@ -224,14 +229,14 @@ def read_checkpoint(host: Host, directory: str) -> Checkpoint | None:
         raise ConfigError(
             f"{path} is not a checkpoint of the kubelet: {error!r}", hint="the kubelet rewrites it by itself"
         ) from error
-    return Checkpoint(registered, _named(host, entries))
+    return Checkpoint(registered, _with_pod_names(host, entries))
 
 
 def _entry(item: Mapping[str, Any]) -> Holding:
     """DeviceIDs is NUMA node to ids since Kubernetes 1.20, and was a plain list before."""
     ids = item.get("DeviceIDs") or ()
     if isinstance(ids, Mapping):
-        ids = [one for group in ids.values() for one in group or ()]
+        ids = [device_id for group in ids.values() for device_id in group or ()]
     return Holding(
         "",
         "",
@@ -243,12 +248,12 @@ def _entry(item: Mapping[str, Any]) -> Holding:
 
 
 def _strings(ids: Any) -> list[str]:
-    if not isinstance(ids, list | tuple) or not all(isinstance(one, str) for one in ids):
+    if not isinstance(ids, list | tuple) or not all(isinstance(device_id, str) for device_id in ids):
         raise TypeError("device ids that are not strings")
     return list(ids)
 
 
-def _named(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, ...]:
+def _with_pod_names(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, ...]:
     """With namespace and name of the pods whose logs exist."""
     if not entries:
         return entries
@@ -284,8 +289,10 @@ class Disk:
 
 def disks(host: Host, desired: Iterable[tuple[str, str]]) -> tuple[Disk, ...]:
     """`desired` are directories and their signals; those that don't exist are left out."""
-    found = ((path, signal, host.file_system(path)) for path, signal in desired)
-    return tuple(Disk(path, signal, room) for path, signal, room in found if room is not None and room.size)
+    candidates = ((path, signal, host.file_system(path)) for path, signal in desired)
+    return tuple(
+        Disk(path, signal, room) for path, signal, room in candidates if room is not None and room.size
+    )
 
 
 def eviction_limits(texts: Iterable[str], process: Process | None) -> Mapping[str, str]:

@@ -41,9 +41,9 @@ def keeper(node: Node, besides: str = "") -> str:
     unit = node.units.get(UNIT)
     if unit is not None and (unit.at_boot or unit.file == "static"):
         return UNIT
-    other = manager(node)
-    if other:
-        return other
+    process = manager(node)
+    if process:
+        return process
     if "partitionsize" in (node.host.read_text(_GKE) or "").lower():
         return _GKE
     return started(node.host, _COMMANDS, besides=(UNIT, besides))

@@ -214,10 +214,10 @@ class Node:
     def refused_gpus(self) -> tuple[str, ...]:
         """Addresses of GPUs that the driver failed to initialise, according to the kernel's log."""
         try:
-            found = failed_gpus(self.kernel_log)
+            addresses = failed_gpus(self.kernel_log)
         except GpunodeError:
             return ()
-        return tuple(gpu.address for gpu in self.gpus if gpu.driver == "nvidia" and gpu.address in found)
+        return tuple(gpu.address for gpu in self.gpus if gpu.driver == "nvidia" and gpu.address in addresses)
 
     @topic
     def next_kernel(self) -> str:
@@ -225,8 +225,8 @@ class Node:
         newer = driver.newer_kernels(self.kernels, self.kernel)
         if not newer:
             return self.kernel
-        chosen = chosen_release(self.host, self.kernels)
-        return chosen or max(newer, key=lambda kernel: driver.version_key(kernel.release)).release
+        release = chosen_release(self.host, self.kernels)
+        return release or max(newer, key=lambda kernel: driver.version_key(kernel.release)).release
 
     @topic
     def next_version(self) -> str:
@@ -433,13 +433,13 @@ class Node:
     @topic
     def containerd(self) -> Daemon | None:
         """The kubelet's if that is a distribution's, which may run beside the system's; else the system's."""
-        found = find_containerd(self.host)
+        daemon = find_containerd(self.host)
         try:
             endpoint = self.kubelet.endpoint if self.kubelet else ""
         except GpunodeError:
-            return found
-        elsewhere = found is not None and endpoint not in ("", DEFAULT_SOCKET, found.socket)
-        return (distribution_at(self.host, endpoint) if elsewhere else None) or found
+            return daemon
+        elsewhere = daemon is not None and endpoint not in ("", DEFAULT_SOCKET, daemon.socket)
+        return (distribution_at(self.host, endpoint) if elsewhere else None) or daemon
 
     @topic
     def containerd_config(self) -> ContainerdConfig | None:
@@ -539,8 +539,8 @@ class Node:
         from gpunode.daemons import pod_resources
 
         socket = kubelet.pod_resources_socket(self.kubelet)
-        held = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
-        return tuple(one for one in held if one.resource.startswith("nvidia.com/"))
+        holdings = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
+        return tuple(holding for holding in holdings if holding.resource.startswith("nvidia.com/"))
 
     @topic
     def cri_containers(self) -> tuple[CriContainer, ...]:

@@ -69,7 +69,7 @@ def read_packages(host: Host) -> Packages:
     answer = host.run(RPM_QUERY, timeout=SECONDS)
     if not answer.ok:
         return Packages()
-    for package in sorted(_from_rpm(answer.stdout), key=lambda one: one.installed_at or 0):
+    for package in sorted(_from_rpm(answer.stdout), key=lambda entry: entry.installed_at or 0):
         packages[package.name] = package
     return Packages("rpm", packages)
 
@@ -130,12 +130,12 @@ def brought(host: Host, version: str, packages: Callable[[], Packages]) -> Chang
     """The last change that installed a driver package of `version` (``580.173.02``). `packages` is queried
     only if no log has it."""
     for path, parse in ((APT, apt_changes), (ZYPP, zypp_changes), (DNF, dnf_changes)):
-        found = None
+        match = None
         for change in parse(host.read_text(path) or ""):
             if _is_driver(change.package) and upstream(change.version) == version:
-                found = change
-        if found is not None:
-            return found
+                match = change
+        if match is not None:
+            return match
     dated = (
         package
         for package in packages().containing("nvidia")
@@ -409,12 +409,14 @@ def _apt(host: Host) -> Automatic | None:
         return None
     lists = ("unattended-upgrade::allowed-origins", "unattended-upgrade::origins-pattern")
     origins = tuple(setting.value for setting in settings if setting.name in lists)
-    kept = tuple(
+    blacklist = tuple(
         setting.value for setting in settings if setting.name == "unattended-upgrade::package-blacklist"
     )
-    shown = f'APT::Periodic::Unattended-Upgrade "{on.value}"'
+    setting_line = f'APT::Periodic::Unattended-Upgrade "{on.value}"'
     pinned = tuple(f"{re.escape(name).replace(chr(92) + '*', '.*')}$" for name in apt_pins(host))
-    return Automatic("unattended-upgrades", on.source, shown, on.line, origins, (*kept, *pinned), regex=True)
+    return Automatic(
+        "unattended-upgrades", on.source, setting_line, on.line, origins, (*blacklist, *pinned), regex=True
+    )
 
 
 def apt_settings(host: Host) -> Iterator[Setting]:
@@ -473,16 +475,16 @@ def _dnf(host: Host) -> Automatic | None:
     # NVIDIA's repository publishes no security advisories, so security-only upgrades never install a driver
     if not applies or values.get("upgrade_type", ("default", 0))[0] == "security":
         return None
-    kept = [pattern for path in _DNF_EXCLUDES for pattern in _excluded(host.read_text(path) or "")]
-    kept += [
+    excluded = [pattern for path in _DNF_EXCLUDES for pattern in _excluded(host.read_text(path) or "")]
+    excluded += [
         pattern
         for path in host.glob("/etc/yum.repos.d", "*.repo")
         for pattern in _excluded(host.read_text(path) or "")
     ]
-    kept += dnf_locks(host)
+    excluded += dnf_locks(host)
     source = _DNF_CONFIG if line else f"{_TIMERS}/{timer}"
     return Automatic(
-        timer, source, "apply_updates = yes" if line else "enabled", line or None, kept=tuple(kept)
+        timer, source, "apply_updates = yes" if line else "enabled", line or None, kept=tuple(excluded)
     )
 
 
@@ -521,9 +523,9 @@ def _zypp(host: Host) -> Automatic | None:
     job = next((path for path in _ZYPP_JOBS if host.is_symlink(path) or host.exists(path)), None)
     if job is None:
         return None
-    kept = tuple(zypp_locks(host))
+    excluded = tuple(zypp_locks(host))
     name = job.rpartition("/")[2]
-    return Automatic(name, job, "enabled", kept=kept)
+    return Automatic(name, job, "enabled", kept=excluded)
 
 
 def zypp_locks(host: Host) -> Iterator[str]:

@@ -244,7 +244,7 @@ def read_vgpus(host: Host) -> tuple[VirtualGpu, ...] | None:
     """The vGPUs of this machine, by PCI address; None if unknown: not root, or no PCI bus."""
     if not host.is_dir(DEVICES):
         return None
-    found, hidden = [], False
+    vgpus, hidden = [], False
     for address in sorted(host.listdir(DEVICES)):
         place = f"{DEVICES}/{address}"
         try:
@@ -255,8 +255,8 @@ def read_vgpus(host: Host) -> tuple[VirtualGpu, ...] | None:
             data = b""
         hidden = hidden or len(data) < _WHOLE
         seen = parse_config_space(data)
-        found += [seen] if seen else []
-    return None if hidden and not found else tuple(found)
+        vgpus += [seen] if seen else []
+    return None if hidden and not vgpus else tuple(vgpus)
 
 
 def parse_config_space(data: bytes) -> VirtualGpu | None:

@@ -46,8 +46,8 @@ class Process:
 
 def option_value(argv: tuple[str, ...], *names: str) -> str | None:
     """The last value given for one of `names` (with their dashes) in an argument list."""
-    found = option_values(argv, *names)
-    return found[-1] if found else None
+    values = option_values(argv, *names)
+    return values[-1] if values else None
 
 
 def option_values(argv: tuple[str, ...], *names: str) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def running(host: Host, *names: str) -> tuple[Process, ...]:
     """
     boot = boot_time(host)
     ticks = os.sysconf("SC_CLK_TCK")
-    found = []
+    processes = []
     for pid in host.listdir("/proc"):
         if not pid.isdigit():
             continue
@@ -140,8 +140,8 @@ def running(host: Host, *names: str) -> tuple[Process, ...]:
         except GpunodeError:
             continue  # the process has ended, or this user can't read it
         if process is not None and (process.name not in _DAEMONS or _counts(host, process)):
-            found.append(process)
-    return tuple(found)
+            processes.append(process)
+    return tuple(processes)
 
 
 def _counts(host: Host, process: Process) -> bool:

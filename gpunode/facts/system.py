@@ -91,19 +91,19 @@ def read_distribution(host: Host) -> Distribution:
             file, SMALL_BYTES
         )  # the library opens the file itself, and a `RecordingHost` stores what it read
         # nor may it search /etc for another file: that could be a pipe
-        found = LinuxDistribution(
+        distribution = LinuxDistribution(
             include_lsb=False,
             include_uname=False,
             include_oslevel=False,
             os_release_file=str(host.path(file)),
             distro_release_file="/dev/null",
         )
-        identifier = found.id()
+        identifier = distribution.id()
         # its `version` and `name` would read the debian_version of the machine that runs gpunode
-        version = found.os_release_attr("version_id")
-        name = found.os_release_attr("pretty_name") or found.os_release_attr("name")
+        version = distribution.os_release_attr("version_id")
+        name = distribution.os_release_attr("pretty_name") or distribution.os_release_attr("name")
         whole = identifier in _IMMUTABLE or host.exists(_OSTREE)
-        family = "other" if whole else family_of(identifier, found.like())
+        family = "other" if whole else family_of(identifier, distribution.like())
         return Distribution(identifier, version, name, family, whole)
     except PermissionError as error:
         raise Unreadable("can't read /etc/os-release: permission denied", hint="run as root") from error

@@ -101,10 +101,10 @@ def header_path(line: str) -> KeyPath | None:
 
 def headers(lines: list[str]) -> list[tuple[int, KeyPath]]:
     """Line number (from 0) and table of every header."""
-    found = (
+    positions = (
         (number, header_path(line)) for number, line in enumerate(lines) if line.lstrip().startswith("[")
     )
-    return [(number, path) for number, path in found if path]
+    return [(number, path) for number, path in positions if path]
 
 
 def key_lines(lines: list[str]) -> list[tuple[int, KeyPath]]:

@@ -181,14 +181,14 @@ KEYS: tuple[Key, ...] = (
 )
 
 
-def locate(host: Host, given: str = "") -> tuple[str, str]:
+def locate(host: Host, path: str = "") -> tuple[str, str]:
     """The path of the file and the reason for it, for people: as the toolkit's programs search for it.
 
     They use ``$NVIDIA_CTK_CONFIG_FILE_PATH``, else the one below ``$XDG_CONFIG_HOME``, else the one in /etc.
     Variables of this shell don't apply to another root.
     """
-    if given:
-        return given, "the specified path"
+    if path:
+        return path, "the specified path"
     own = host.environ.get("NVIDIA_CTK_CONFIG_FILE_PATH") if host.live else None
     if own:
         return own, "NVIDIA_CTK_CONFIG_FILE_PATH"
@@ -215,9 +215,9 @@ def keys_for(host: Host) -> tuple[Key, ...]:
 
 def find_key(keys: tuple[Key, ...], name: str) -> Key:
     """The key `name`; `UsageError` names the most similar one."""
-    found = next((key for key in keys if key.name == name), None)
-    if found is not None:
-        return found
+    match = next((key for key in keys if key.name == name), None)
+    if match is not None:
+        return match
     near = nearest(name, tuple(key.name for key in keys))
     raise UsageError(
         f"the toolkit's configuration has no key {name!r}",
@@ -232,7 +232,7 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
     whole = get_close_matches(name, known, 1)
     if whole:
         return whole[0]
-    last = {one.rpartition(".")[2]: one for one in reversed(known)}
+    last = {key.rpartition(".")[2]: key for key in reversed(known)}
     part = get_close_matches(name.rpartition(".")[2], tuple(last), 1)
     return last[part[0]] if part else ""
 
@@ -311,8 +311,8 @@ class Settings:
     def value(self, name: str) -> Any:
         """The effective value of this key; the default if the file has none, or one of a wrong type."""
         key = next(key for key in self.keys if key.name == name)
-        found = dig(self.tree, *key.path)
-        return key.default if found is None or wrong(key, found, self.tree) else found
+        value = dig(self.tree, *key.path)
+        return key.default if value is None or wrong(key, value, self.tree) else value
 
     def line(self, name: str) -> int | None:
         """Line of the key in the file, None if it isn't in the file."""
@@ -321,8 +321,8 @@ class Settings:
 
     def problems(self) -> tuple[tuple[str, str], ...]:
         """Keys with values that the toolkit doesn't accept, each with a sentence that says why."""
-        found = ((key, dig(self.tree, *key.path)) for key in self.keys)
-        checked = ((key.name, wrong(key, value, self.tree)) for key, value in found if value is not None)
+        values = ((key, dig(self.tree, *key.path)) for key in self.keys)
+        checked = ((key.name, wrong(key, value, self.tree)) for key, value in values if value is not None)
         return tuple((name, problem) for name, problem in checked if problem)
 
 

@@ -68,11 +68,11 @@ def sudo_name(name: str) -> str:
 
 def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
     """The directories from `process`, else from the user who runs gpunode, else the defaults of `uid`."""
-    who = account(host, host.uid if uid is None else uid)
-    own = host.environ if who.uid == host.uid and host.live else {}
+    user = account(host, host.uid if uid is None else uid)
+    own = host.environ if user.uid == host.uid and host.live else {}
     known = environment(host, process.pid) if process else own
-    home = (known.get("HOME") or who.home).rstrip("/")
+    home = (known.get("HOME") or user.home).rstrip("/")
     return Places(
         (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
-        (known.get("XDG_RUNTIME_DIR") or who.runtime_directory).rstrip("/"),
+        (known.get("XDG_RUNTIME_DIR") or user.runtime_directory).rstrip("/"),
     )

@@ -77,15 +77,15 @@ class DeviceRule:
 
 def containers(host: Host, processes: Sequence[Process]) -> tuple[Container, ...]:
     """Every running container. `Unreadable` without root, if there is any."""
-    found: dict[str, Container] = {}
-    for process in sorted(processes, key=lambda one: one.pid):
+    result: dict[str, Container] = {}
+    for process in sorted(processes, key=lambda entry: entry.pid):
         identifier, group, devices_group = container_of(host, process.pid)
-        if identifier and identifier not in found:
+        if identifier and identifier not in result:
             nodes = _nodes(host, process.pid)
-            found[identifier] = Container(
+            result[identifier] = Container(
                 process.pid, identifier, process.started, group, devices_group, nodes
             )
-    return tuple(found.values())
+    return tuple(result.values())
 
 
 def container_of(host: Host, pid: int) -> tuple[str, str, str]:
@@ -152,5 +152,5 @@ def parse_rules(text: str) -> dict[str, DeviceRule]:
 
 def last_reload(host: Host) -> float:
     """When systemd last read its units (seconds since the epoch), 0 if unknown."""
-    times = [found.st_mtime for found in map(host.stat, _GENERATORS) if found is not None]
+    times = [status.st_mtime for status in map(host.stat, _GENERATORS) if status is not None]
     return max(times, default=0.0)

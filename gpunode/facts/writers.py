@@ -50,22 +50,22 @@ def generated_copy(
     file has there, or, where the main file has nothing, a runtime that isn't NVIDIA's: the copy was then made
     from the daemon's own dump.
     """
-    section, own = (as_dict(dig(one, "plugins", plugin)) for one in (tree, main_tree))
+    section, own = (as_dict(dig(table, "plugins", plugin)) for table in (tree, main_tree))
     handlers = nvidia_handlers(section)
     if not handlers or set(tree) - {"version", "plugins"} or set(as_dict(dig(tree, "plugins"))) != {plugin}:
         return None
     default = dig(section, "containerd", "default_runtime_name")
-    ours = default if isinstance(default, str) and default in handlers else ""
+    handler = default if isinstance(default, str) and default in handlers else ""
     cdi = section.get("enable_cdi") is True
     copied, there = (
-        {path: value for path, value in leaves(one) if not _belongs(path, handlers, bool(ours), cdi)}
-        for one in (section, own)
+        {path: value for path, value in leaves(table) if not _belongs(path, handlers, bool(handler), cdi)}
+        for table in (section, own)
     )
     if not _is_copy(copied, there):
         return None
     shadowed = tuple(path for path, value in there.items() if path in copied and copied[path] != value)
     lost = tuple(path for path in there if path not in copied)
-    return GeneratedCopy(shadowed, lost, handlers, ours, cdi)
+    return GeneratedCopy(shadowed, lost, handlers, handler, cdi)
 
 
 def _is_copy(copied: Mapping[KeyPath, Any], there: Mapping[KeyPath, Any]) -> bool:
@@ -115,8 +115,8 @@ def nvidia_writer(text: str, tree: Mapping[str, Any]) -> str:
 
 def _as_go_json(tree: Mapping[str, Any]) -> bool:
     """nvidia-ctk writes a runtime's arguments as ``args``; dockerd's own key is ``runtimeArgs``."""
-    runtimes = [one for one in as_dict(dig(tree, "runtimes")).values() if isinstance(one, dict)]
-    return any("args" in one and is_nvidia_program(str(one.get("path"))) for one in runtimes)
+    runtimes = [runtime for runtime in as_dict(dig(tree, "runtimes")).values() if isinstance(runtime, dict)]
+    return any("args" in runtime and is_nvidia_program(str(runtime.get("path"))) for runtime in runtimes)
 
 
 def as_go_toml(text: str) -> bool:

@@ -166,20 +166,20 @@ def read_topology(inventory: Inventory, nodes: Mapping[int, KfdNode]) -> Topolog
         by_place.setdefault(node.place, []).append(node)
     known = [(gpu, by_place.get(place_of(gpu.pci), [])) for gpu in inventory.gpus if not gpu.error]
     pairs = []
-    for at, (one, mine) in enumerate(known):
-        for other, theirs in known[at + 1 :]:
-            links = _between(mine, theirs), _between(theirs, mine)
-            near = one.numa is not None and one.numa == other.numa
+    for at, (gpu, gpu_nodes) in enumerate(known):
+        for other, other_nodes in known[at + 1 :]:
+            links = _between(gpu_nodes, other_nodes), _between(other_nodes, gpu_nodes)
+            near = gpu.numa is not None and gpu.numa == other.numa
             level = (_SAME_NODE if near else _SYSTEM) if all(links) else None
             xgmi = min((link[1] if link and link[0] == _XGMI else 0) for link in links)
-            low, high = sorted((one.uuid, other.uuid))
+            low, high = sorted((gpu.uuid, other.uuid))
             pairs.append(Pair(low, high, level, xgmi))
     return Topology(tuple(pairs))
 
 
-def _between(mine: list[KfdNode], theirs: list[KfdNode]) -> tuple[int, int] | None:
-    desired = {node.number for node in theirs}
-    return next((link for node in mine for to, link in node.links.items() if to in desired), None)
+def _between(nodes: list[KfdNode], other_nodes: list[KfdNode]) -> tuple[int, int] | None:
+    desired = {node.number for node in other_nodes}
+    return next((link for node in nodes for to, link in node.links.items() if to in desired), None)
 
 
 MODULE = "/sys/module/amdgpu"
@@ -221,11 +221,11 @@ def missing(host: Host) -> str:
 
 def trace(host: Host) -> tuple[object, ...]:
     """A value that changes when GPUs are added, removed or partitioned again. Cheap, because it is polled."""
-    found = addresses(host)
-    modes = tuple(text_of(host, f"{DRIVER}/{name}/current_compute_partition") for name in found)
+    gpus = addresses(host)
+    modes = tuple(text_of(host, f"{DRIVER}/{name}/current_compute_partition") for name in gpus)
     partitions = tuple(matching(host, PLATFORM, _PARTITION)) if any(modes) else ()
     nodes = tuple(listed(host, f"{KFD}/nodes"))
-    return found, modes, partitions, nodes, text_of(host, f"{KFD}/generation_id"), generation(host)
+    return gpus, modes, partitions, nodes, text_of(host, f"{KFD}/generation_id"), generation(host)
 
 
 def generation(host: Host) -> str:
@@ -268,10 +268,10 @@ def _gpu(
     kind = "_".join(modes) if all(re.fullmatch(r"[a-z0-9]{1,8}", mode) for mode in modes) else ""
     memory = number_of(text_of(host, f"{at}/mem_info_vram_total")) or (node.memory_bytes if node else 0)
     others = partitions.get(place_of(address), [])
-    mine: tuple[AmdPartition, ...] = ()
+    own_partitions: tuple[AmdPartition, ...] = ()
     if node and others:
         first = AmdPartition(0, address, kind, node.partition, 0, node.memory_bytes, paths=paths)
-        mine = (
+        own_partitions = (
             first,
             *(
                 AmdPartition(n, p.uuid, kind, p.gi, 0, p.memory_bytes, paths=p.paths)
@@ -287,7 +287,7 @@ def _gpu(
         memory_bytes=max(memory, 0),
         compute_capability=node.gfx if node else "",
         numa=numa if numa is not None and numa >= 0 else None,
-        mig=mine,
+        mig=own_partitions,
         error="" if node else NO_KFD,
         partition_type=kind,
         paths=paths,
@@ -309,8 +309,8 @@ def _partitions(host: Host, by_minor: Mapping[int, KfdNode]) -> dict[Place, list
         node = by_minor.get(minor) if minor is not None else None
         if node is not None:
             number = int(re.sub(r"\D", "", name))
-            one = AmdPartition(number, name, "", node.partition, 0, node.memory_bytes, paths=paths)
-            partitions.setdefault(node.place, []).append(one)
+            partition = AmdPartition(number, name, "", node.partition, 0, node.memory_bytes, paths=paths)
+            partitions.setdefault(node.place, []).append(partition)
     return partitions
 
 

@@ -205,8 +205,10 @@ class Cuda:
             image = ctypes.c_char_p(ptx.encode("ascii"))
             self.call("cuModuleLoadDataEx", ctypes.byref(module), image, ctypes.c_uint(2), options, values)
         except CudaError as error:
-            said = " ".join(log.value.decode("utf-8", "replace").split())
-            raise CudaError(error.code, f"{error.message}: {said}" if said else error.message) from error
+            log_text = " ".join(log.value.decode("utf-8", "replace").split())
+            raise CudaError(
+                error.code, f"{error.message}: {log_text}" if log_text else error.message
+            ) from error
         self.call("cuModuleGetFunction", ctypes.byref(function), module, ctypes.c_char_p(entry.encode()))
         return function
 
@@ -231,9 +233,11 @@ class Cuda:
     def launch(self, kernel: ctypes.c_void_p, blocks: int, threads: int, arguments: Sequence[Any]) -> None:
         """Run a kernel on a one-dimensional grid and wait until it ends; `arguments` are ctypes values."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(item) for item in arguments))
-        one, none = ctypes.c_uint(1), ctypes.c_uint(0)
+        single, none = ctypes.c_uint(1), ctypes.c_uint(0)
         grid, block = ctypes.c_uint(blocks), ctypes.c_uint(threads)
-        self.call("cuLaunchKernel", kernel, grid, one, one, block, one, one, none, None, pointers, None)
+        self.call(
+            "cuLaunchKernel", kernel, grid, single, single, block, single, single, none, None, pointers, None
+        )
         self.call("cuCtxSynchronize")
 
 

@@ -49,7 +49,9 @@ def _remember(gpus: tuple[Gpu, ...], previous: Inventory | None) -> tuple[Gpu, .
     seen = {gpu.uuid for gpu in gpus if gpu.uuid}
     known = {gpu.index: gpu for gpu in previous.gpus if gpu.uuid and gpu.uuid not in seen}
     return tuple(
-        replace(known[gpu.index], error=gpu.error) if not gpu.uuid and gpu.index in known else gpu
+        replace(known[gpu.index], error=gpu.error, error_code=gpu.error_code)
+        if not gpu.uuid and gpu.index in known
+        else gpu
         for gpu in gpus
     )
 
@@ -59,6 +61,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.error = ""
+        self.code: int | None = None
 
     def read(self, read: Callable[[], Any], default: Any, optional: bool = False) -> Any:
         """The value, or `default`; with `optional`, a GPU that doesn't support the query is no failure."""
@@ -68,7 +71,7 @@ class _Reader:
             return read()
         except NvmlError as error:
             if not (optional and error.code == NOT_SUPPORTED):
-                self.error = str(error)
+                self.error, self.code = str(error), error.code
             return default
 
 
@@ -76,7 +79,7 @@ def _gpu(nvml: Nvml, root: str, index: int) -> Gpu:
     reader = _Reader()
     device: Handle | None = reader.read(lambda: nvml.handle(index), None)
     if device is None:
-        return Gpu(index, "", "", "", error=reader.error)
+        return Gpu(index, "", "", "", error=reader.error, error_code=reader.code)
     uuid = reader.read(lambda: nvml.uuid(device), "")
     pci = reader.read(lambda: nvml.pci(device), "")
     name = reader.read(lambda: nvml.name(device), "")
@@ -100,6 +103,7 @@ def _gpu(nvml: Nvml, root: str, index: int) -> Gpu:
         reader.error,
         mig_mode is not None,
         "" if reader.error else _clique(nvml, device),
+        reader.code,
     )
 
 
@@ -117,11 +121,13 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
         if error.code not in (NO_PERMISSION, NOT_SUPPORTED):
             raise
         profile = None
-    named = _profile_in(nvml.name(device)) if profile is None else ""
+    from_name = _profile_in(nvml.name(device)) if profile is None else ""
     computed = profile_name(
         size.gpu_slices, size.compute_slices, attributes.memory_mib, gpu_memory or 1, profile
     )
-    return MigDevice(slot, nvml.uuid(device), named or computed, gi, ci, attributes.memory_mib << 20, size)
+    return MigDevice(
+        slot, nvml.uuid(device), from_name or computed, gi, ci, attributes.memory_mib << 20, size
+    )
 
 
 def _profile_in(name: str) -> str:

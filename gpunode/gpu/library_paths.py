@@ -60,7 +60,11 @@ PROGRAM_DIRECTORIES = (
 def library_directories(architecture: str) -> tuple[str, ...]:
     """Directories of 64-bit libraries for x86_64 or aarch64, in the order of a search."""
     every = (*SYSTEM, *ALTERNATIVES, *PLATFORM)
-    return tuple(one for one in every if "-linux-gnu" not in one or f"/{architecture}-linux-gnu" in one)
+    return tuple(
+        directory
+        for directory in every
+        if "-linux-gnu" not in directory or f"/{architecture}-linux-gnu" in directory
+    )
 
 
 def nvml_outside_loader(host: Host, root: str = "") -> str:

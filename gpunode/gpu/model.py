@@ -40,6 +40,10 @@ class MigDevice:
     size: MigSize | None = None
 
 
+GPU_IS_LOST = 15
+"""NVML_ERROR_GPU_IS_LOST: the GPU fell off the bus or can't be reached."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One physical GPU as NVML reports it.
@@ -48,6 +52,7 @@ class Gpu:
     equal `index`; `numa` is None if the platform doesn't report it. `mig_capable` is whether it supports MIG.
     `clique` is the NVLink partition that it has joined, ``<cluster uuid>.<clique id>``. A GPU that NVML lists
     but can't describe has `error` set and only the values that could be read: it never hides the others.
+    `error_code` is NVML's return code for that error, None if it isn't NVML's.
     """
 
     index: int
@@ -63,6 +68,7 @@ class Gpu:
     error: str = ""
     mig_capable: bool = False
     clique: str = ""
+    error_code: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +95,12 @@ def inventory_from_json(data: Any) -> Inventory:
 class Reading:
     """One GPU's reading of its own health; None for values that it, or its driver, doesn't report.
 
-    `error` is NVML's error if the GPU can't be queried. ECC counts are uncorrectable errors: `ecc_volatile`
-    since the last reset, `ecc_aggregate` of its life. `recovery_action` is one of
-    `readings.RECOVERY_ACTIONS`. `fabric_state` is not-started, in-progress or completed; `fabric_error` is
-    empty for success and for GPUs without a fabric. `busy_percent` and `memory_used_bytes` are the present
-    use, `parts_used_bytes` that of MIG devices by UUID, as far as it can be attributed to one of them.
+    `error` is NVML's error if the GPU can't be queried, `error_code` its return code. ECC counts are
+    uncorrectable errors: `ecc_volatile` since the last reset, `ecc_aggregate` of its life. `recovery_action`
+    is one of `nvml_health.RECOVERY_ACTIONS`. `fabric_state` is not-started, in-progress or completed;
+    `fabric_error` is empty for success and for GPUs without a fabric. `busy_percent` and `memory_used_bytes`
+    are the present use, `parts_used_bytes` that of MIG devices by UUID, as far as it can be attributed to one
+    of them.
     `generation` changes with a reboot, a reload or a replacement of the driver.
     """
 
@@ -111,6 +118,7 @@ class Reading:
     memory_used_bytes: int | None = None
     generation: str = ""
     parts_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    error_code: int | None = None
 
 
 @dataclass(frozen=True)

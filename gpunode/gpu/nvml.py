@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.gpu.child import Parent
-from gpunode.gpu.model import MigSize
+from gpunode.gpu.model import GPU_IS_LOST, MigSize
 
 # NVML's return codes and the meaning of each for a node.
 
@@ -28,7 +28,6 @@ TIMEOUT = 10
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
 CORRUPTED_INFOROM = 14
-GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 VERSION_MISMATCH = 18
 IN_USE = 19

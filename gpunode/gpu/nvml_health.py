@@ -20,11 +20,10 @@ from typing import Any, TypeVar
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.inventory import discover
-from gpunode.gpu.model import Gpu, Inventory, Reading
+from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, Reading
 from gpunode.gpu.nvml import (
     CORRUPTED_INFOROM,
     FUNCTION_NOT_FOUND,
-    GPU_IS_LOST,
     INVALID_ARGUMENT,
     NO_PERMISSION,
     NOT_FOUND,
@@ -222,12 +221,13 @@ def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, genera
         remap_failed=None if remap is None else remap[1],
         retired_pending=retired,
         recovery_action=None if action is None else _action(action),
-        fabric_state=None if fabric is None else _named(FABRIC_STATES, fabric[0]),
+        fabric_state=None if fabric is None else _name_at(FABRIC_STATES, fabric[0]),
         fabric_error="" if fabric is None else fabric[1],
         busy_percent=busy,
         memory_used_bytes=used,
         generation=generation,
         parts_used_bytes=_parts(nvml, device) if use and queries.error is None else {},
+        error_code=queries.error.code if queries.error else None,
     )
 
 
@@ -244,10 +244,10 @@ def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
 
 
 def _action(number: int) -> str:
-    return _named(RECOVERY_ACTIONS, number) or f"unknown-{number}"
+    return _name_at(RECOVERY_ACTIONS, number) or f"unknown-{number}"
 
 
-def _named(names: tuple[str | None, ...], number: int) -> str | None:
+def _name_at(names: tuple[str | None, ...], number: int) -> str | None:
     return names[number] if 0 <= number < len(names) else None
 
 
@@ -271,7 +271,7 @@ def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
     at the end, to see which are still active: one wait serves all of them."""
     until = time.monotonic() + _MOST_SECONDS
     cc = _confidential(nvml)
-    held: list[tuple[_Gpu, Condition, int]] = []
+    slowed: list[tuple[_Gpu, Condition, int]] = []
     for gpu in inventory.gpus:
         if time.monotonic() > until:
             break
@@ -281,17 +281,17 @@ def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
         except NvmlError as error:
             yield Condition(*names, str(error), error.code)
             continue
-        asked = _Gpu(nvml, device)
-        first = _slowdown_bits(asked)
-        condition = _read_condition(asked, names, cc)
+        queries = _Gpu(nvml, device)
+        first = _slowdown_bits(queries)
+        condition = _read_condition(queries, names, cc)
         holds = any((first or 0) & bit for bit in SLOWDOWNS)
-        yield _ended(asked, condition, None if holds or first is None else 0)
+        yield _ended(queries, condition, None if holds or first is None else 0)
         if holds:
-            held.append((asked, condition, first or 0))
-    if held:
+            slowed.append((queries, condition, first or 0))
+    if slowed:
         time.sleep(SAMPLE_SECONDS)
-    for asked, condition, bits in held:
-        yield _ended(asked, condition, bits & (_slowdown_bits(asked) or 0))
+    for queries, condition, bits in slowed:
+        yield _ended(queries, condition, bits & (_slowdown_bits(queries) or 0))
 
 
 def _ended(gpu: _Gpu, condition: Condition, bits: int | None) -> Condition:

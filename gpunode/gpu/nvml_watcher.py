@@ -30,9 +30,8 @@ from typing import Any
 from gpunode.gpu.child import EVENTS, GPU, LINKS, Parent
 from gpunode.gpu.driver_traces import driver_traces, generation
 from gpunode.gpu.inventory import discover
-from gpunode.gpu.model import Inventory, Pair, Reading, Topology
+from gpunode.gpu.model import GPU_IS_LOST, Inventory, Pair, Reading, Topology
 from gpunode.gpu.nvml import (
-    GPU_IS_LOST,
     INVALID_ARGUMENT,
     NOT_FOUND,
     NOT_SUPPORTED,
@@ -91,7 +90,7 @@ def read_topology(
     pairs = tuple(
         Pair(a, b, level, min(links[a].to[pci[b]], links[b].to[pci[a]])) for (a, b), level in levels.items()
     )
-    return Topology(pairs, {uuid: found.switch for uuid, found in links.items() if found.switch})
+    return Topology(pairs, {uuid: gpu_links.switch for uuid, gpu_links in links.items() if gpu_links.switch})
 
 
 def _handles(nvml: Nvml, inventory: Inventory, skip: Collection[int]) -> dict[str, Handle]:
@@ -406,7 +405,9 @@ class NvmlWatcher:
             try:
                 device = self._nvml.handle(gpu.index)
             except NvmlError as error:
-                result[gpu.uuid] = Reading(gpu.uuid, str(error), generation=self._generation)
+                result[gpu.uuid] = Reading(
+                    gpu.uuid, str(error), generation=self._generation, error_code=error.code
+                )
                 continue
             result[gpu.uuid] = read_gpu(
                 self._nvml, device, gpu.uuid, use=self._options.use, generation=self._generation

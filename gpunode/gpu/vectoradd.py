@@ -119,28 +119,28 @@ def expected() -> array[float]:
     return array("f", [1.5 * i + 0.25 for i in range(ELEMENTS)])
 
 
-def largest_error(got: array[float], want: array[float]) -> float | None:
+def largest_error(sums: array[float], want: array[float]) -> float | None:
     """The largest absolute difference of two equally long vectors; None if a value isn't a finite number."""
-    if memoryview(got) == memoryview(want):  # as arrays the comparison takes ten times as long
+    if memoryview(sums) == memoryview(want):  # as arrays the comparison takes ten times as long
         return 0.0
-    errors = [abs(left - right) for left, right in zip(got, want, strict=True)]
+    errors = [abs(left - right) for left, right in zip(sums, want, strict=True)]
     return None if any(map(math.isnan, errors)) or math.inf in errors else max(errors)
 
 
 def judge(
-    index: int, uuid: str, name: str, got: array[float], want: array[float], milliseconds: float
+    index: int, uuid: str, name: str, sums: array[float], want: array[float], milliseconds: float
 ) -> DeviceResult:
     """Compare a device's answer element by element with the right one, `want`."""
-    error = largest_error(got, want)
+    error = largest_error(sums, want)
     if error == 0.0:
-        return DeviceResult(index, uuid, name, len(got), error, milliseconds)
-    wrong = [i for i, (left, right) in enumerate(zip(got, want, strict=True)) if left != right]
+        return DeviceResult(index, uuid, name, len(sums), error, milliseconds)
+    wrong = [i for i, (left, right) in enumerate(zip(sums, want, strict=True)) if left != right]
     first = wrong[0]
     message = (
-        f"{len(wrong)} of {len(got)} sums are wrong, the first at {first}: {got[first]!r} instead of"
+        f"{len(wrong)} of {len(sums)} sums are wrong, the first at {first}: {sums[first]!r} instead of"
         f" {want[first]!r}; the GPU or its memory is faulty"
     )
-    return DeviceResult(index, uuid, name, len(got), error, milliseconds, "fail", message)
+    return DeviceResult(index, uuid, name, len(sums), error, milliseconds, "fail", message)
 
 
 _THREADS = 256
@@ -190,14 +190,14 @@ def find_targets(timeout: float) -> list[Target]:
 
 def _enumerate() -> bytes:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    named = [entry.strip() for entry in visible.split(",")] if visible else []
+    selectors = [entry.strip() for entry in visible.split(",")] if visible else []
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         cuda = Cuda()
         targets = []
         for index in range(cuda.device_count()):
             uuid = cuda.uuid(index)
-            selector = uuid or (named[index] if index < len(named) else str(index))
+            selector = uuid or (selectors[index] if index < len(selectors) else str(index))
             targets.append(dataclasses.asdict(Target(index, selector, uuid, cuda.name(index))))
     except CudaError as error:
         return json.dumps({"error": error.message, "code": error.code}).encode()
@@ -251,10 +251,10 @@ def _try_one(target: Target) -> DeviceResult:
         name = cuda.name(0)
         _require_same(target.uuid, cuda.uuid(0))
         with cuda.context(0):
-            got, milliseconds = _add(cuda)
+            sums, milliseconds = _add(cuda)
     except CudaError as error:
         return DeviceResult(target.index, target.uuid, name, status="fail", message=error.message)
-    return judge(target.index, target.uuid, name, got, expected(), milliseconds)
+    return judge(target.index, target.uuid, name, sums, expected(), milliseconds)
 
 
 def _prepare(selector: str) -> None:
@@ -267,11 +267,11 @@ def _prepare(selector: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = selector
 
 
-def _require_same(desired: str, got: str) -> None:
+def _require_same(desired: str, reported: str) -> None:
     """Another GPU's right sum proves nothing about this one. Only whole GPUs have one UUID with all
     drivers."""
-    if desired.startswith("GPU-") and got.startswith("GPU-") and desired != got:
-        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={desired} gave {got}: something intercepts CUDA")
+    if desired.startswith("GPU-") and reported.startswith("GPU-") and desired != reported:
+        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={desired} gave {reported}: something intercepts CUDA")
 
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:
@@ -280,7 +280,7 @@ def _add(cuda: Cuda) -> tuple[array[float], float]:
 
     kernel = cuda.load(VECTOR_ADD, ENTRY)
     left, right = inputs()
-    got = array("f", bytes(4 * ELEMENTS))
+    sums = array("f", bytes(4 * ELEMENTS))
     size = 4 * ELEMENTS
     first, second, out = (cuda.allocate(size) for _ in range(3))
     cuda.to_device(first, left.buffer_info()[0], size)
@@ -290,8 +290,8 @@ def _add(cuda: Cuda) -> tuple[array[float], float]:
     blocks = -(-ELEMENTS // _THREADS)
     cuda.launch(kernel, blocks, _THREADS, (first, second, out, ctypes.c_uint32(ELEMENTS)))
     milliseconds = (time.perf_counter() - start) * 1000
-    cuda.from_device(got.buffer_info()[0], out, size)
-    return got, milliseconds
+    cuda.from_device(sums.buffer_info()[0], out, size)
+    return sums, milliseconds
 
 
 # The program as a child: its files, its arguments and the parser of its output.
@@ -324,8 +324,8 @@ class Answer:
 def arguments(uuids: Sequence[str], timeout: float) -> tuple[str, ...]:
     """Command line of the program: these devices, or those that CUDA itself reports; `timeout` seconds for
     each."""
-    chosen = [argument for uuid in uuids for argument in ("--uuid", uuid)]
-    return (*chosen, "--timeout", f"{timeout:g}")
+    options = [argument for uuid in uuids for argument in ("--uuid", uuid)]
+    return (*options, "--timeout", f"{timeout:g}")
 
 
 def longest_run(devices: int, timeout: float) -> float:
@@ -382,25 +382,25 @@ def plan(inventory: Inventory | None) -> Plan:
     in MIG mode without MIG devices is skipped.
     """
     runnable: list[DeviceResult] = []
-    settled: list[DeviceResult] = []
+    results: list[DeviceResult] = []
     owners: dict[str, int] = {}
     for gpu in inventory.gpus if inventory else ():
         owner = owners.setdefault(gpu.uuid, gpu.index)
         if owner != gpu.index and not gpu.error:
             message = f"NVML reports the same UUID as for GPU {owner}: the two can't be distinguished"
-            settled.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
+            results.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
         elif gpu.error or (gpu.mig_enabled and not gpu.mig):
-            settled.append(_settled(gpu))
+            results.append(_result_without_run(gpu))
         elif gpu.mig_enabled:
             runnable += [
                 DeviceResult(gpu.index, mig.uuid, f"{gpu.name} MIG {mig.profile}") for mig in gpu.mig
             ]
         else:
             runnable.append(DeviceResult(gpu.index, gpu.uuid, gpu.name))
-    return Plan(tuple(runnable), tuple(settled))
+    return Plan(tuple(runnable), tuple(results))
 
 
-def _settled(gpu: Gpu) -> DeviceResult:
+def _result_without_run(gpu: Gpu) -> DeviceResult:
     if gpu.error:
         return DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=gpu.error)
     message = "MIG is on and holds no device: make some (nvidia-smi mig -cgi ... -C) or switch it off"
@@ -433,9 +433,9 @@ def vector_add(devices: Iterable[tuple[int, str, str]]) -> Iterator[DeviceResult
     (left, right), want = inputs(), expected()
     for index, uuid, name in devices:
         start = time.perf_counter()
-        got = array("f", map(operator.add, left, right))
+        sums = array("f", map(operator.add, left, right))
         milliseconds = (time.perf_counter() - start) * 1000
-        yield replace(judge(index, uuid, name, got, want, milliseconds), message=NOTICE)
+        yield replace(judge(index, uuid, name, sums, want, milliseconds), message=NOTICE)
 
 
 if __name__ == "__main__":

@@ -102,11 +102,11 @@ class Host(ReadingHost):
         """`PreconditionError` for a program if the node only has one that other users may have written: the
         caller would otherwise report it as missing."""
         for name in names:
-            found = self.unsafe_program(name)
-            if found is not None:
+            unsafe = self.unsafe_program(name)
+            if unsafe is not None:
                 raise PreconditionError(
-                    f"{name} is at {found[0]}, but {found[1]}",
-                    hint=f"{trust.advice(found[1])}; see namei -l {found[0]}",
+                    f"{name} is at {unsafe[0]}, but {unsafe[1]}",
+                    hint=f"{trust.advice(unsafe[1])}; see namei -l {unsafe[0]}",
                     code="unsafe-program",
                 )
 
@@ -305,7 +305,7 @@ class Host(ReadingHost):
 
         try:
             with self._held(path, follow=True) as place:
-                return tuple(self.node_path(Path(one)) for one in remove_leftovers(place))
+                return tuple(self.node_path(Path(leftover)) for leftover in remove_leftovers(place))
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError as error:

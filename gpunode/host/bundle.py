@@ -214,17 +214,17 @@ def unpacked(archive: Path) -> Iterator[Path]:
 
 def report_in(archive: Path) -> bytes:
     """The DoctorReport in a bundle, as JSON; `ConfigError` if it has none."""
-    found = None
+    data = None
     for parts, _, content in _members(archive):
         if parts == (REPORT,) and content is not None:
             with _refusing(archive):
-                found = content.read()
-    if found is None:
+                data = content.read()
+    if data is None:
         raise ConfigError(
             f"{archive} is not a support bundle: it has no {REPORT}",
             hint="run gpunode report to create a bundle",
         )
-    return found
+    return data
 
 
 @contextmanager
@@ -258,12 +258,12 @@ def _members(archive: Path) -> Iterator[tuple[tuple[str, ...], tarfile.TarInfo, 
 
 def _inside(name: str) -> tuple[str, ...]:
     """The parts of a path that doesn't lead out of the archive."""
-    shown = ascii(name[:100])
+    quoted = ascii(name[:100])
     parts = tuple(name.split("/", _MOST_DEPTH))
     if len(name) > _MOST_NAME or len(parts) > _MOST_DEPTH:
-        raise Refused(f"the path {shown} is too long")
+        raise Refused(f"the path {quoted} is too long")
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise Refused(f"the path {shown} leads out of the archive")
+        raise Refused(f"the path {quoted} leads out of the archive")
     return parts
 
 
@@ -311,14 +311,14 @@ def _links(text: bytes) -> dict[str, str]:
     import json
 
     try:
-        found = json.loads(text)
+        links = json.loads(text)
     except RecursionError as error:
         raise Refused(f"{LINKS} is nested too deeply") from error
-    if not isinstance(found, dict) or len(found) > MOST_ENTRIES:
+    if not isinstance(links, dict) or len(links) > MOST_ENTRIES:
         raise Refused(f"{LINKS} doesn't contain an object of paths")
-    if not all(isinstance(target, str) and 0 < len(target) < _MOST_NAME for target in found.values()):
+    if not all(isinstance(target, str) and 0 < len(target) < _MOST_NAME for target in links.values()):
         raise Refused(f"{LINKS} has a target that is not a path")
-    return found
+    return links
 
 
 # A support bundle: a redacted recording of a machine, as one .tar.gz that `unpacked` can read.
@@ -343,22 +343,26 @@ def files_of(kept: Kept, redaction: Redaction) -> dict[str, bytes]:
 def _without_images(recording: Mapping[str, Any]) -> dict[str, Any]:
     """The recording without variables of an image's environment that don't concern GPUs: they may belong to
     any program. podman prints an image's settings with everything else about it."""
-    found = {name: dict(section) for name, section in recording.items()}
-    for socket, answer in found.get("daemons", {}).items():
+    result = {name: dict(section) for name, section in recording.items()}
+    for socket, answer in result.get("daemons", {}).items():
         images = answer.get("images") if isinstance(answer, dict) else None
         if isinstance(images, dict):
-            kept = {name: _settings(one) for name, one in images.items()}
-            found["daemons"][socket] = {**answer, "images": kept}
-    for line, answer in found.get("commands", {}).items():
+            settings = {name: _settings(image) for name, image in images.items()}
+            result["daemons"][socket] = {**answer, "images": settings}
+    for line, answer in result.get("commands", {}).items():
         if "podman image inspect" in line:
-            found["commands"][line] = {**answer, "stdout": _inspected(answer.get("stdout", ""))}
-    return found
+            result["commands"][line] = {**answer, "stdout": _inspected(answer.get("stdout", ""))}
+    return result
 
 
 def _settings(config: Any) -> Any:
     listed = config.get("Env") if isinstance(config, dict) else None
-    ours = [one for one in listed if str(one).startswith(_OF_IMAGES)] if isinstance(listed, list) else []
-    return {"Env": ours} if isinstance(config, dict) else config
+    variables = (
+        [variable for variable in listed if str(variable).startswith(_OF_IMAGES)]
+        if isinstance(listed, list)
+        else []
+    )
+    return {"Env": variables} if isinstance(config, dict) else config
 
 
 def _inspected(text: str) -> str:
@@ -388,9 +392,9 @@ def _parents(path: str) -> Iterator[str]:
 
 def _cleaned(path: str, data: bytes, redaction: Redaction) -> bytes:
     """Binary files, such as the loader's cache, are tables that contain no private text."""
-    found = _PROC.fullmatch(path)
-    if found is not None:
-        data = _arguments(data) if found[2] == "cmdline" else _variables(data)
+    match = _PROC.fullmatch(path)
+    if match is not None:
+        data = _arguments(data) if match[2] == "cmdline" else _variables(data)
     elif path == "/etc/passwd":
         data = b"\n".join(map(_without_person, data.split(b"\n")))
     elif b"\0" in data[:8192]:
@@ -402,15 +406,15 @@ def _cleaned(path: str, data: bytes, redaction: Redaction) -> bytes:
 def _arguments(data: bytes) -> bytes:
     """Of other programs only the first argument is kept."""
     argv = data.decode("utf-8", "surrogateescape").split("\0")
-    shown = "\0".join(shown_arguments(argv)) if runs_known_program(argv) else argv[0] + "\0"
-    return shown.encode("utf-8", "surrogateescape")
+    argument_text = "\0".join(shown_arguments(argv)) if runs_known_program(argv) else argv[0] + "\0"
+    return argument_text.encode("utf-8", "surrogateescape")
 
 
 def _variables(data: bytes) -> bytes:
     text = data.decode("utf-8", "surrogateescape")
-    return "\0".join(shown_variable(one) for one in text.split("\0") if known_variable(one)).encode(
-        "utf-8", "surrogateescape"
-    )
+    return "\0".join(
+        shown_variable(variable) for variable in text.split("\0") if known_variable(variable)
+    ).encode("utf-8", "surrogateescape")
 
 
 def _without_person(line: bytes) -> bytes:
@@ -475,10 +479,10 @@ _SECONDS = 5.0
 
 def daemon_logs(host: Host) -> tuple[dict[str, str], dict[str, str]]:
     """Texts by unit, and the reason for units without one. No unit is queried after one that hangs."""
-    found: dict[str, str] = {}
+    logs: dict[str, str] = {}
     missing: dict[str, str] = {}
     if not host.live:
-        return found, missing
+        return logs, missing
     for unit in UNITS:
         done = host.run(
             # --no-hostname: a log that is passed on must not name its host on every line
@@ -486,7 +490,7 @@ def daemon_logs(host: Host) -> tuple[dict[str, str], dict[str, str]]:
             timeout=_SECONDS,
         )
         if done.ok and done.stdout.strip():
-            found[unit] = done.stdout
+            logs[unit] = done.stdout
         elif done.timed_out:
             missing[unit] = f"journalctl didn't finish within {_SECONDS:g} s"
             break
@@ -494,4 +498,4 @@ def daemon_logs(host: Host) -> tuple[dict[str, str], dict[str, str]]:
             missing[unit] = (done.stderr.strip().splitlines() or [f"exit code {done.code}"])[-1]
             if done.code == 127:
                 break
-    return found, missing
+    return logs, missing

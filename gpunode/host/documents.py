@@ -51,8 +51,8 @@ class Item(NamedTuple):
     @property
     def what(self) -> str:
         """The kind of value, for messages."""
-        shown = self.text if len(self.text) <= _MAX_SHOWN else f"{self.text[:_MAX_SHOWN]}..."
-        return {"map": "a mapping", "list": "a list", "null": "nothing"}.get(self.kind, repr(shown))
+        shown_text = self.text if len(self.text) <= _MAX_SHOWN else f"{self.text[:_MAX_SHOWN]}..."
+        return {"map": "a mapping", "list": "a list", "null": "nothing"}.get(self.kind, repr(shown_text))
 
 
 EMPTY = Item(1, "null")
@@ -73,7 +73,8 @@ def read_all(data: bytes, notes: Notes) -> tuple[Item, ...]:
     """Every non-empty document of a stream; otherwise as `read`. The limits apply to all of them together."""
     tree = _Tree(notes)
     return tuple(
-        tree.item(one, ()) for one in _documents(_text(data, MAX_STREAM_BYTES), _MAX_DEPTH, _MAX_ITEMS)
+        tree.item(document, ())
+        for document in _documents(_text(data, MAX_STREAM_BYTES), _MAX_DEPTH, _MAX_ITEMS)
     )
 
 
@@ -267,8 +268,8 @@ class _Tree:
                 yield own[name]
 
     def _merged(self, node: Any, above: tuple[int, ...]) -> list[tuple[str, int, Item]]:
-        found = self.item(node, above)
-        parts = found.items if found.kind == "list" else (found,)
+        item = self.item(node, above)
+        parts = item.items if item.kind == "list" else (item,)
         if any(part.kind != "map" for part in parts):
-            raise DocumentError(found.line, "<< can merge only mappings")
+            raise DocumentError(item.line, "<< can merge only mappings")
         return [pair for part in parts for pair in part.pairs]

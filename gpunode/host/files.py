@@ -39,19 +39,19 @@ def read_regular(path: Path, limit: int = READ_BYTES) -> bytes:
 
 def _read_all(descriptor: int, path: str, limit: int) -> bytes:
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        data, size = bytearray(), found.st_size  # which is 0 in /proc
+        data, size = bytearray(), status.st_size  # which is 0 in /proc
         # in pieces: for files of /proc/sys the kernel allocates as much as is requested
         while size <= limit and (piece := stream.read(_PIECE)):
             data += piece
             size = max(size, len(data))
         if size > limit:
-            shown = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
-            raise OSError(errno.EFBIG, f"larger than {shown}", path)
+            limit_text = f"{limit >> 20} MiB" if limit >> 20 else f"{limit >> 10} KiB"
+            raise OSError(errno.EFBIG, f"larger than {limit_text}", path)
         return bytes(data)
 
 
@@ -59,10 +59,10 @@ def read_end(path: Path, limit: int) -> bytes:
     """The last `limit` bytes of a regular file; errors as for `read_regular`, without its limit of size."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        stream.seek(max(0, found.st_size - limit))
+        stream.seek(max(0, status.st_size - limit))
         return stream.read(limit)
 
 
@@ -116,19 +116,19 @@ def write_atomic(
     before = None if place.descriptor is None else os.fstat(place.descriptor)
     if before is not None and stat.S_ISDIR(before.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), place.path)
-    kept = place.descriptor if keep else None
+    old_file = place.descriptor if keep else None
     if keep and before is not None and owner is None:
         mode, owner = before.st_mode & 0o7777, (before.st_uid, before.st_gid)
     if above and place.above is not None and _can_stage(place.above, place.directory):
         try:
-            _replace(place, place.above, data, mode, owner, expect, kept)
+            _replace(place, place.above, data, mode, owner, expect, old_file)
         except OSError as error:
             # the directory above is read-only, or a mount point is between the two
             if error.errno not in (errno.EROFS, errno.EXDEV, errno.EACCES, errno.EPERM):
                 raise
         else:
             return
-    _replace(place, place.directory, data, mode, owner, expect, kept)
+    _replace(place, place.directory, data, mode, owner, expect, old_file)
 
 
 def _can_stage(above: int, directory: int) -> bool:
@@ -144,7 +144,7 @@ def _replace(
     mode: int,
     owner: tuple[int, int] | None,
     expect: bytes | None,
-    kept: int | None,
+    old_file: int | None,
 ) -> None:
     temporary = f".{place.name}.{os.urandom(4).hex()}{_LEFTOVER}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -153,7 +153,7 @@ def _replace(
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            if kept is not None:
+            if old_file is not None:
                 _keep_attributes(place, descriptor)
             elif staging != place.directory:
                 _take_label(place.directory, descriptor)
@@ -211,8 +211,8 @@ def remove_leftovers(place: Place) -> list[str]:
             continue
         with listable(descriptor) as listed:
             for name in filter(pattern.fullmatch, os.listdir(listed)):  # noqa: PTH208
-                found = os.stat(name, dir_fd=listed, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                status = os.stat(name, dir_fd=listed, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                     os.unlink(name, dir_fd=listed)
                     removed.append(f"{path.rstrip('/')}/{name}")
     return removed
@@ -250,8 +250,12 @@ def restrict_umask() -> None:
 def open_lock(directory: int, name: str, path: str) -> int:
     """A descriptor for `exclusive_lock`. `PreconditionError` unless `directory` is a directory, not a
     symlink, that belongs to this user and that no other user can write."""
-    found = os.fstat(directory)
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & OTHERS_MAY_WRITE:
+    status = os.fstat(directory)
+    if (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & OTHERS_MAY_WRITE
+    ):
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(name, flags, 0o600, dir_fd=directory)
     raise PreconditionError(

@@ -221,9 +221,11 @@ class Journal:
     def _new_name(self, operation: str) -> str:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.host.now()))
         base = f"{stamp}-{operation}"
-        taken = set(self.host.listdir(self.directory))
+        existing = set(self.host.listdir(self.directory))
         return next(
-            name for name in (base, *(f"{base}-{n}" for n in range(2, len(taken) + 3))) if name not in taken
+            name
+            for name in (base, *(f"{base}-{n}" for n in range(2, len(existing) + 3)))
+            if name not in existing
         )
 
     def _back_up(self, directory: str, number: int, edit: FileEdit) -> dict[str, Any]:
@@ -258,8 +260,8 @@ class Journal:
 
     def tidy(self, entry: Entry) -> None:
         """Remove the directories that an operation created, if they are empty."""
-        made = {path for file in entry.files for path in file.get("directories", ())}
-        for path in sorted(made, key=len, reverse=True):
+        directories = {path for file in entry.files for path in file.get("directories", ())}
+        for path in sorted(directories, key=len, reverse=True):
             self.host.remove_empty_directory(path)
 
     def mark(self, entry: Entry, state: str) -> Entry:

@@ -68,12 +68,12 @@ def run_process(
     seconds."""
     import subprocess
 
-    given = stdin.encode() if isinstance(stdin, str) else stdin
+    data = stdin.encode() if isinstance(stdin, str) else stdin
     try:
         child = subprocess.Popen(
             argv,
             executable=program,
-            stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+            stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(env),
@@ -83,7 +83,7 @@ def run_process(
         return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
     timed_out = False
     try:
-        out, err = child.communicate(given, timeout)
+        out, err = child.communicate(data, timeout)
     except subprocess.TimeoutExpired:
         timed_out = True
         out, err = _kill(child)
@@ -320,19 +320,19 @@ def run_watched(
         if timed_out:
             _kill(child)
         code = child.returncode if child.returncode is not None else -signal.SIGKILL
-        said, complained = (_text(os.pread(one.fileno(), _size(one), 0)) for one in (out, err))
-        return Completed(argv, code, said, complained, timed_out)
+        output, complained = (_text(os.pread(stream.fileno(), _size(stream), 0)) for stream in (out, err))
+        return Completed(argv, code, output, complained, timed_out)
 
 
 def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int]) -> bool:
     """Whether it ends before it has printed nothing for that long; `look` counts the bytes of its output."""
-    deadline, said = time.monotonic() + timeout, 0
+    deadline, last_change = time.monotonic() + timeout, 0
     while (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(min(left, _LOOK_SECONDS))
             return True
-        if (now := look()) != said:
-            deadline, said = time.monotonic() + timeout, now
+        if (now := look()) != last_change:
+            deadline, last_change = time.monotonic() + timeout, now
     return False
 
 

@@ -170,8 +170,8 @@ class ReadingHost:
         from gpunode.host.trust import owner_in
 
         unknown = -1 if self.live else 0
-        ours = self if self.behalf is None else replace(self, behalf=None)
-        return owner_in(ours.text_or_empty(f"/proc/{pid}/status"), unknown)
+        own_host = self if self.behalf is None else replace(self, behalf=None)
+        return owner_in(own_host.text_or_empty(f"/proc/{pid}/status"), unknown)
 
     def is_own(self, pid: int) -> bool:
         """Whether a process is the node's own, as gpunode/host/trust.py defines it: only such a process is
@@ -185,17 +185,17 @@ class ReadingHost:
         cgroup = self.text_or_empty(f"/proc/{pid}/cgroup")
         if trust.in_system_service(cgroup):
             return True
-        ours = [name for name in ("self", "1") if self.live or name == "1"]
-        spaces = {self._namespace(name, "user") for name in ours} | {""}
+        names = [name for name in ("self", "1") if self.live or name == "1"]
+        spaces = {self._namespace(name, "user") for name in names} | {""}
         if self._namespace(str(pid), "user") not in spaces:
             return False
         mounts = self._namespace(str(pid), "mnt")
         if not mounts:
             return not trust.in_container(cgroup)
-        for name in ours:
+        for name in names:
             if mounts == self._namespace(name, "mnt"):
                 return not self.live or trust.root_directory(str(pid)) == trust.root_directory(name)
-        return not self.live and not any(self._namespace(name, "mnt") for name in ours)
+        return not self.live and not any(self._namespace(name, "mnt") for name in names)
 
     def in_pid_namespace(self, pid: int) -> bool:
         """Whether a process is in a PID namespace below ours: proc_pid_status(5) then shows two numbers."""
@@ -340,12 +340,12 @@ class ReadingHost:
 
     def executable(self, path: str) -> bool:
         """Whether it is an executable file of more than zero bytes; a truncated install counts as missing."""
-        found = self.stat(path)
+        status = self.stat(path)
         return (
-            found is not None
-            and stat.S_ISREG(found.st_mode)
-            and found.st_size > 0
-            and found.st_mode & 0o111 != 0
+            status is not None
+            and stat.S_ISREG(status.st_mode)
+            and status.st_size > 0
+            and status.st_mode & 0o111 != 0
         )
 
     def which(self, name: str) -> str | None:
@@ -385,11 +385,11 @@ class ReadingHost:
                 return None
             numbers = seen["major"], seen["minor"], int(seen["mode"], 8), seen.get("gid", 0)
             return DeviceNode(path, *numbers)
-        found = self.stat(path)
-        if found is None or not stat.S_ISCHR(found.st_mode):
+        status = self.stat(path)
+        if status is None or not stat.S_ISCHR(status.st_mode):
             return None
-        major, minor = os.major(found.st_rdev), os.minor(found.st_rdev)
-        return DeviceNode(path, major, minor, stat.S_IMODE(found.st_mode), found.st_gid)
+        major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+        return DeviceNode(path, major, minor, stat.S_IMODE(status.st_mode), status.st_gid)
 
     def file_system(self, path: str) -> FileSystem | None:
         """Free space of the file system of `path` (statvfs(3)); None if the path doesn't exist. Blocks on a
@@ -397,13 +397,13 @@ class ReadingHost:
         if not self.live:
             return _recorded_file_system(self.recorded("filesystems", path))
         try:
-            found = os.statvfs(self.path(path))
+            status = os.statvfs(self.path(path))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         except OSError as error:
             raise explain_os_error(error, path, "look at") from error
-        size, left = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-        return FileSystem(size, left, found.f_files, found.f_favail)
+        size, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+        return FileSystem(size, left, status.f_files, status.f_favail)
 
     def devices(self, directory: str) -> tuple[DeviceNode, ...]:
         """Character devices directly in a directory, by name."""
@@ -411,10 +411,10 @@ class ReadingHost:
             names: list[str] = [
                 name for name in self.recording.get("devices", {}) if Path(name).parent == Path(directory)
             ]
-            found = (self.device(name) for name in sorted(names))
+            nodes = (self.device(name) for name in sorted(names))
         else:
-            found = (self.device(f"{directory}/{name}") for name in self.listdir(directory))
-        return tuple(node for node in found if node is not None)
+            nodes = (self.device(f"{directory}/{name}") for name in self.listdir(directory))
+        return tuple(node for node in nodes if node is not None)
 
     def kernel_log(self) -> tuple[str, ...] | None:
         """The kernel's log of this boot as far as it is kept, lines as in /dev/kmsg or, on a recorded
@@ -458,8 +458,8 @@ class ReadingHost:
     @cached_property
     def _unreadable(self) -> dict[str, str]:
         """Paths that the recording user couldn't read."""
-        found: dict[str, str] = self.recording.get("unreadable", {})
-        return found
+        unreadable: dict[str, str] = self.recording.get("unreadable", {})
+        return unreadable
 
     def recorded(self, section: str, key: str) -> Any:
         """One recorded value, None if it wasn't recorded."""

@@ -99,13 +99,13 @@ class RecordingHost(Host):
         return names
 
     def stat(self, path: str) -> os.stat_result | None:
-        found = self._noting_unreadable(path, lambda: Host.stat(self, path))
+        status = self._noting_unreadable(path, lambda: Host.stat(self, path))
         real = self._trail(path)
-        if found is not None:
+        if status is not None:
             self._place(real)
             if self.live:
-                self.heard("modes", path, f"{stat.S_IMODE(found.st_mode):04o}")
-        return found
+                self.heard("modes", path, f"{stat.S_IMODE(status.st_mode):04o}")
+        return status
 
     def executable(self, path: str) -> bool:
         answer = Host.executable(self, path)
@@ -116,19 +116,19 @@ class RecordingHost(Host):
     # --- what can't be a file --------------------------------------------------------------------------
 
     def device(self, path: str) -> DeviceNode | None:
-        found = Host.device(self, path)
-        if found is not None:
-            facts = {"major": found.major, "minor": found.minor, "mode": f"{found.mode:04o}"}
-            self.heard("devices", path, {**facts, "gid": found.gid} if found.gid else facts)
-        return found
+        node = Host.device(self, path)
+        if node is not None:
+            facts = {"major": node.major, "minor": node.minor, "mode": f"{node.mode:04o}"}
+            self.heard("devices", path, {**facts, "gid": node.gid} if node.gid else facts)
+        return node
 
     def file_system(self, path: str) -> FileSystem | None:
-        found = Host.file_system(self, path)
-        if found is not None:
+        file_system = Host.file_system(self, path)
+        if file_system is not None:
             names = ("size", "left", "inodes", "inodesLeft")
-            numbers = (found.size, found.left, found.inodes, found.inodes_left)
+            numbers = (file_system.size, file_system.left, file_system.inodes, file_system.inodes_left)
             self.heard("filesystems", path, dict(zip(names, numbers, strict=True)))
-        return found
+        return file_system
 
     def kernel_log(self) -> tuple[str, ...] | None:
         lines = self._noting_unreadable("/dev/kmsg", lambda: Host.kernel_log(self))
@@ -147,10 +147,10 @@ class RecordingHost(Host):
         return list(lines)
 
     def listener(self, path: str) -> tuple[str, int]:
-        found = Host.listener(self, path)
-        if found[0] != "absent":
-            self.heard("sockets", path, found[0])
-        return found
+        answer = Host.listener(self, path)
+        if answer[0] != "absent":
+            self.heard("sockets", path, answer[0])
+        return answer
 
     def run(
         self,
@@ -196,12 +196,12 @@ class RecordingHost(Host):
             raise
 
     def _looked(self, path: str, look: Callable[[], bool]) -> bool:
-        found = self._noting_unreadable(path, look)
-        if found:
+        names = self._noting_unreadable(path, look)
+        if names:
             self._place(self._trail(path))
         else:
             self._trail(path)  # a link without a target exists as well
-        return found
+        return names
 
     def _keep(self, real: str, data: bytes) -> None:
         total = sum(map(len, self.kept.files.values()))
@@ -219,14 +219,14 @@ class RecordingHost(Host):
             self.kept.links[real] = target
             return
         try:
-            found = os.lstat(self._here(real))
+            status = os.lstat(self._here(real))
         except OSError:
             return
-        if stat.S_ISDIR(found.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             self.kept.directories[real] = None
         else:
             self.kept.files.setdefault(real, b"")
-            self.kept.times[real] = found.st_mtime
+            self.kept.times[real] = status.st_mtime
 
     def _trail(self, path: str, *, follow: bool = True) -> str:
         """Where a path leads on the node; every link in it is stored."""

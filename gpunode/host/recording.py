@@ -41,9 +41,11 @@ _GPU: dict[str, Any] = {
     "memoryBytes": int,
 }
 _GPU |= {"computeCapability": str, "numa": _COUNT, "migEnabled": bool, "migCapable": bool, "error": str}
-_GPU |= {"clique": str, "mig": [_MIG_DEVICE | {"size": (_SIZE, None)}]}
+_GPU |= {"errorCode": _COUNT, "clique": str, "mig": [_MIG_DEVICE | {"size": (_SIZE, None)}]}
 _READING: dict[str, Any] = dict.fromkeys(("remapPending", "remapFailed", "retiredPending"), _FLAG)
-_READING |= dict.fromkeys(("eccVolatile", "eccAggregate", "busyPercent", "memoryUsedBytes"), _COUNT)
+_READING |= dict.fromkeys(
+    ("eccVolatile", "eccAggregate", "busyPercent", "memoryUsedBytes", "errorCode"), _COUNT
+)
 _READING |= dict.fromkeys(("error", "recoveryAction", "fabricState", "fabricError", "generation"), _TEXT)
 _FABRIC = {"state": _TEXT, "status": _COUNT, "cluster": _TEXT, "clique": _COUNT, "health": _COUNT}
 _LICENCE = {"supported": _FLAG, "licensed": _FLAG, "products": (_TEXTS, None)}
@@ -160,7 +162,7 @@ def parse_recording(text: str) -> dict[str, Any]:
 def _mismatch(value: Any, shape: Any, where: str) -> str:
     """The first key below `where` whose value has another type than `shape` says; empty if none has."""
     if isinstance(shape, tuple):
-        problems = [_mismatch(value, one, where) for one in shape]
+        problems = [_mismatch(value, option, where) for option in shape]
         return "" if "" in problems else problems[0]
     if shape is None:
         return "" if value is None else f"{where} must be null"

@@ -107,7 +107,7 @@ def _in_texts() -> tuple[_Rule, ...]:
     flags = re.IGNORECASE | re.MULTILINE
     pem = r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----(?! REDACTED).*?(?:-----END [A-Z ]*-----|\Z)"
     return (
-        ((), "|".join(f"(?:{one})" for one in _KNOWN), re.RegexFlag(0), HIDDEN),
+        ((), "|".join(f"(?:{pattern})" for pattern in _KNOWN), re.RegexFlag(0), HIDDEN),
         (("]\n",), toml, flags, _section),
         (("{",), braces, flags, _section),
         ((":",), indented, flags, _section),
@@ -130,8 +130,8 @@ def _in_lines() -> tuple[_Rule, ...]:
     assigned = r"(?P<rest>[A-Za-z_]\w*=(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\0]+))"
     account = r"(?<![\w-])(?:-u|--user|-U|--proxy-user|--creds|--src-creds|--dest-creds)[ =\0]*"
     alone = r"(?:bindpw|rootpw|requirepass|masterauth|password|secret)"
-    said = r"(?:password|passphrase|passcode|secret|token)(?: is| was| set to|:)[ ]+"
-    kept = rf"\1{HIDDEN}"
+    introduction = r"(?:password|passphrase|passcode|secret|token)(?: is| was| set to|:)[ ]+"
+    replacement = rf"\1{HIDDEN}"
     hook = rf"(https?://{_HOOK})/[^\s\"'\0]*"
     webhook = r"(webhook[\w.\-]{0,40}[\"']?[ \t]*[=:][ \t]*[\"']?https?://[^/\s]+)/[^\s\"']*"
     header = rf"(?P<open>(?<![\w.\-?&])x-[a-z][\w-]{{0,60}}\\?[\"']?[ \t]*[:=][ \t]*){value}"
@@ -151,18 +151,23 @@ def _in_lines() -> tuple[_Rule, ...]:
         (("webhook",), webhook, flags, rf"\1/{HIDDEN}"),
         ((), r"\b(bearer|basic|negotiate|digest)[ ]+[\w.~+/=-]{8,}", flags, rf"\1 {HIDDEN}"),
         (("x-",), header, flags, _hidden),
-        (("cookie",), cookie, flags, kept),
+        (("cookie",), cookie, flags, replacement),
         (("=", ":"), rf"(?P<open>{key}\\?[\"']?[ \t]*[=:][ \t]*){value}", flags, _pair),
         (("-",), flag, flags, _pair),
         (("-e", "--env"), option + assigned, flags, _variable_option),
-        (("-u", "user", "creds"), rf"({account}[^\s:%\0=]{{1,80}}[:%])[^\s\0]+", re.RegexFlag(0), kept),
-        (("identified",), identified, flags, kept),
-        ((), rf"\b({said})[\"']?[^\s\"',;]+", flags, kept),
-        ((), rf"(^[ \t]*{alone}[ \t]+)(?![=:])\S+", flags, kept),
-        (("login",), r"(\blogin[ \t]+\S{1,80}[ \t]+password[ \t]+)\S+", flags, kept),
+        (
+            ("-u", "user", "creds"),
+            rf"({account}[^\s:%\0=]{{1,80}}[:%])[^\s\0]+",
+            re.RegexFlag(0),
+            replacement,
+        ),
+        (("identified",), identified, flags, replacement),
+        ((), rf"\b({introduction})[\"']?[^\s\"',;]+", flags, replacement),
+        ((), rf"(^[ \t]*{alone}[ \t]+)(?![=:])\S+", flags, replacement),
+        (("login",), r"(\blogin[ \t]+\S{1,80}[ \t]+password[ \t]+)\S+", flags, replacement),
         # mount options of cifs and nfs; parameters with which clouds sign addresses
-        (("pass=", "pwd="), r"((?<![\w.\-])(?:pass|pwd)=)[^\s,;&\"'\0]+", flags, kept),
-        (("=",), r"([?&](?:sig|code|key|[\w-]{0,30}signature)=)[^\s&\"'\0]+", flags, kept),
+        (("pass=", "pwd="), r"((?<![\w.\-])(?:pass|pwd)=)[^\s,;&\"'\0]+", flags, replacement),
+        (("=",), r"([?&](?:sig|code|key|[\w-]{0,30}signature)=)[^\s&\"'\0]+", flags, replacement),
     )
 
 
@@ -259,7 +264,7 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
             flag = ""
             if equals:
                 shown.append(f"{name}={_value(name.lstrip('-'), value)}")
-            elif re.fullmatch(r"--[A-Za-z][\w.-]{0,80}|-[A-Za-z]", name) or _kept(name.lstrip("-")):
+            elif re.fullmatch(r"--[A-Za-z][\w.-]{0,80}|-[A-Za-z]", name) or _is_kept_flag(name.lstrip("-")):
                 shown.append(word)
                 flag = name.lstrip("-")
             else:  # a value directly after a short flag, such as a password
@@ -269,8 +274,8 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
             shown.append(_value(flag, word))
             flag = ""
         else:
-            named = subcommands and re.fullmatch(_SUBCOMMAND, word) is not None
-            shown.append(word if named or _plain(word) else _value("", word))
+            is_subcommand = subcommands and re.fullmatch(_SUBCOMMAND, word) is not None
+            shown.append(word if is_subcommand or _plain(word) else _value("", word))
             continue
         subcommands = False
     return tuple(shown)
@@ -279,7 +284,7 @@ def shown_arguments(argv: Sequence[str]) -> tuple[str, ...]:
 def runs_known_program(argv: Sequence[str]) -> bool:
     """Whether the doctor reads these arguments. The first ones of a shell or an interpreter name the
     program."""
-    names = (one.partition(" ")[0].rpartition("/")[2] for one in argv[:4])
+    names = (argument.partition(" ")[0].rpartition("/")[2] for argument in argv[:4])
     return any(re.match(KNOWN_PROGRAM, name) for name in names)
 
 
@@ -302,7 +307,7 @@ def known_variable(assignment: str) -> bool:
     return re.match(_OWN_VARIABLE, assignment.partition("=")[0]) is not None
 
 
-def _kept(flag: str) -> bool:
+def _is_kept_flag(flag: str) -> bool:
     return re.fullmatch(_KEPT_FLAG, flag) is not None
 
 
@@ -320,7 +325,7 @@ def _value(flag: str, value: str) -> str:
         return HIDDEN
     if _plain(value):
         return value
-    if _kept(flag):
+    if _is_kept_flag(flag):
         return ",".join(map(_kept_part, value.split(",")))
     if "=" in value:
         return ",".join(map(_part, value.split(",")))
@@ -346,22 +351,22 @@ def _words(text: str, *, program: bool = True) -> str:
     """A command line in a text; blanks between the words and quotes around them stay."""
     pieces = re.split(r"""([ \t\0]+|(?<![^\s])["']|["'](?=\s|$))""", text)
     words = pieces[::2]
-    some = [index for index, word in enumerate(words) if word]
-    shown = shown_arguments([*([] if program else [""]), *(words[index] for index in some)])
-    for index, word in zip(some, shown[0 if program else 1 :], strict=True):
+    filled = [index for index, word in enumerate(words) if word]
+    shown = shown_arguments([*([] if program else [""]), *(words[index] for index in filled)])
+    for index, word in zip(filled, shown[0 if program else 1 :], strict=True):
         pieces[2 * index] = word
     return "".join(pieces)
 
 
-def _command_line(found: re.Match[str]) -> str:
-    if found["client"] is not None:
-        return found["client"] + _words(found["words"], program=False)
-    if found["options"] is not None:
-        return found["options"] + _words(found["given"], program=False)
-    return found["open"] + _words(found["rest"])
+def _command_line(match: re.Match[str]) -> str:
+    if match["client"] is not None:
+        return match["client"] + _words(match["words"], program=False)
+    if match["options"] is not None:
+        return match["options"] + _words(match["given"], program=False)
+    return match["open"] + _words(match["rest"])
 
 
-def _environment_line(found: re.Match[str]) -> str:
+def _environment_line(match: re.Match[str]) -> str:
     """systemd's list of variables, each of which may be quoted (systemd.exec(5))."""
     quoted = re.compile(r"""(["'])([A-Za-z_]\w*=.*?)\1|([A-Za-z_]\w*=)("[^"\n]*"|'[^'\n]*'|\S*)""")
 
@@ -370,65 +375,65 @@ def _environment_line(found: re.Match[str]) -> str:
             return f"{match[1]}{shown_variable(match[2])}{match[1]}"
         return shown_variable(match[3] + match[4].strip("\"'"))
 
-    return found["open"] + quoted.sub(shown, found["rest"])
+    return match["open"] + quoted.sub(shown, match["rest"])
 
 
-def _variable_option(found: re.Match[str]) -> str:
-    name, _, value = found["rest"].partition("=")
-    return found["open"] + shown_variable(f"{name}={value.strip(chr(34) + chr(39))}")
+def _variable_option(match: re.Match[str]) -> str:
+    name, _, value = match["rest"].partition("=")
+    return match["open"] + shown_variable(f"{name}={value.strip(chr(34) + chr(39))}")
 
 
-def _section(found: re.Match[str]) -> str:
+def _section(match: re.Match[str]) -> str:
     """All values in a section of headers or credentials, in TOML, JSON or YAML."""
     body = re.sub(
         r"""(?P<open>[=:,\[][ \t\n]*)(?P<quote>["'])(?P<value>[^"'\n]*)(?P=quote)(?![ \t]*[:=])""",
         _quoted,
-        found["body"],
+        match["body"],
     )
     body = re.sub(
         r"(?m)^(?P<open>[ \t]*(?:-[ ]+)?[\w.-]+:[ ]+)(?P<quote>)(?P<value>[^\s\"'\[{|>][^\n]*)$",
         _quoted,
         body,
     )
-    return found["open"] + body + found["close"]
+    return match["open"] + body + match["close"]
 
 
-def _quoted(found: re.Match[str]) -> str:
-    if _plain(found["value"]):
-        return found[0]
-    return f"{found['open']}{found['quote']}{HIDDEN}{found['quote']}"
+def _quoted(match: re.Match[str]) -> str:
+    if _plain(match["value"]):
+        return match[0]
+    return f"{match['open']}{match['quote']}{HIDDEN}{match['quote']}"
 
 
-def _block(found: re.Match[str]) -> str:
+def _block(match: re.Match[str]) -> str:
     """A YAML text of several lines."""
-    return f"{found['open']}{HIDDEN}\n"
+    return f"{match['open']}{HIDDEN}\n"
 
 
-def _items(found: re.Match[str]) -> str:
+def _items(match: re.Match[str]) -> str:
     """A YAML list, such as the values of an HTTP header."""
-    if not secret_key(found["key"]):
-        return found[0]
-    return found["open"] + re.sub(r"(?m)^([ \t]*-[ \t])[^\n]*", rf"\1{HIDDEN}", found["items"])
+    if not secret_key(match["key"]):
+        return match[0]
+    return match["open"] + re.sub(r"(?m)^([ \t]*-[ \t])[^\n]*", rf"\1{HIDDEN}", match["items"])
 
 
-def _listed(found: re.Match[str]) -> str:
+def _listed(match: re.Match[str]) -> str:
     """A list in TOML or JSON, on one line or more; unquoted parts aren't text."""
-    if not secret_key(found["key"]):
-        return found[0]
-    return found["open"] + re.sub(r"""(["'])[^"'\n]*\1""", rf"\1{HIDDEN}\1", found["listed"])
+    if not secret_key(match["key"]):
+        return match[0]
+    return match["open"] + re.sub(r"""(["'])[^"'\n]*\1""", rf"\1{HIDDEN}\1", match["listed"])
 
 
-def _pair(found: re.Match[str]) -> str:
-    if not secret_key(found["key"]) or found["value"].lower() in _HARMLESS:
-        return found[0]
-    return _hidden(found)
+def _pair(match: re.Match[str]) -> str:
+    if not secret_key(match["key"]) or match["value"].lower() in _HARMLESS:
+        return match[0]
+    return _hidden(match)
 
 
-def _hidden(found: re.Match[str]) -> str:
+def _hidden(match: re.Match[str]) -> str:
     """The value's quotes stay."""
-    value = found["value"]
-    quote = next((one for one in ('\\"', '"', "'") if value.startswith(one)), "")
-    return f"{found['open']}{quote}{HIDDEN}{quote}"
+    value = match["value"]
+    quote = next((mark for mark in ('\\"', '"', "'") if value.startswith(mark)), "")
+    return f"{match['open']}{quote}{HIDDEN}{quote}"
 
 
 def secret_key(name: str) -> bool:
@@ -452,7 +457,7 @@ def without_secrets(text: str) -> str:
 def _replaced(text: str, rules: Iterable[_Rule]) -> str:
     lowered = text.lower()
     for needs, pattern, flags, instead in rules:
-        if not needs or any(one in lowered for one in needs):
+        if not needs or any(need in lowered for need in needs):
             text = re.sub(pattern, instead, text, flags=flags)
     return text
 
@@ -495,18 +500,19 @@ class Redaction:
             }
         if isinstance(value, list) and key.lower() in ("env", "environment"):
             return [
-                self.path(shown_variable(one)) if isinstance(one, str) else self.value(one) for one in value
+                self.path(shown_variable(entry)) if isinstance(entry, str) else self.value(entry)
+                for entry in value
             ]
         if isinstance(value, list | tuple):
             return [self.value(item, key) for item in value]
         return value
 
-    def _uuid(self, found: re.Match[str]) -> str:
-        digits = self._digits(found[0].replace("-", "").lower())
+    def _uuid(self, match: re.Match[str]) -> str:
+        digits = self._digits(match[0].replace("-", "").lower())
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
-    def _bare(self, found: re.Match[str]) -> str:
-        return self._digits(found[0])
+    def _bare(self, match: re.Match[str]) -> str:
+        return self._digits(match[0])
 
     def _digits(self, digits: str) -> str:
         """Replace 32 digits by 32 digits; all zeros, which mean none, stay."""
@@ -524,8 +530,8 @@ def _name_pattern(name: str) -> re.Pattern[str]:
 
 def own_names(texts: Iterable[str]) -> tuple[str, ...]:
     """A node's names from its own host names: the first label and the domain of each, longest first."""
-    found = set()
+    names = set()
     for text in texts:
         label, _, domain = text.strip().partition(".")
-        found |= {part for part in (label, domain) if part and part != "localhost" and part != "(none)"}
-    return tuple(sorted(found, key=lambda name: (-len(name), name)))
+        names |= {part for part in (label, domain) if part and part != "localhost" and part != "(none)"}
+    return tuple(sorted(names, key=lambda name: (-len(name), name)))

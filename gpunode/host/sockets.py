@@ -32,13 +32,13 @@ def connect_unix(path: str, timeout: float) -> socket.socket:
 
 def listener(
     path: str,
-    found: os.stat_result | None,
+    status: os.stat_result | None,
     connect: Callable[[str, float], socket.socket] = connect_unix,
 ) -> tuple[str, int]:
     """The state of what `stat` found at `path`, and the listening process; see `Host.listener`."""
-    if found is None:
+    if status is None:
         return "absent", 0
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         return "not-a-socket", 0
     try:
         with connect(path, 1.0) as connection:
@@ -72,21 +72,21 @@ def listen_tcp(address: str, port: int) -> socket.socket:
 
     `PreconditionError` says why there can't be one, and how to fix it.
     """
-    shown = f"{address or '*'}:{port}"
+    place = f"{address or '*'}:{port}"
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
     except OSError as error:
         raise PreconditionError(
-            f"can't listen on {shown}: {error.strerror or error}", hint="specify an address of this node"
+            f"can't listen on {place}: {error.strerror or error}", hint="specify an address of this node"
         ) from error
-    family, kind, protocol, _, where = found[0]
+    family, kind, protocol, _, where = addresses[0]
     try:
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
         hint = "under systemd RestrictAddressFamilies forbids it: see docs/metrics.md"
-        raise PreconditionError(f"can't listen on {shown}: {error.strerror or error}", hint=hint) from error
+        raise PreconditionError(f"can't listen on {place}: {error.strerror or error}", hint=hint) from error
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(where)
@@ -99,7 +99,7 @@ def listen_tcp(address: str, port: int) -> socket.socket:
             errno.EADDRNOTAVAIL: "specify an address of this node: ip -brief address",
         }
         hint = hints.get(error.errno or 0, "")
-        raise PreconditionError(f"can't listen on {shown}: {error.strerror or error}", hint=hint) from error
+        raise PreconditionError(f"can't listen on {place}: {error.strerror or error}", hint=hint) from error
     return listening
 
 

@@ -76,21 +76,21 @@ def refusal(path: str, *, directory: bool = False) -> str:
     and this user can have written it."""
     try:
         with walk("/", path, _only_ours) as place:
-            found = os.fstat(place.existing())
+            status = os.fstat(place.existing())
     except OSError as error:
         return str(error.strerror)
-    if not directory and not stat.S_ISREG(found.st_mode):
+    if not directory and not stat.S_ISREG(status.st_mode):
         return "it is not a file"
-    return f"{path} can be written by other users" if is_shared(found) else ""
+    return f"{path} can be written by other users" if is_shared(status) else ""
 
 
-def _only_ours(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
+def _only_ours(directory: os.stat_result, step: str, status: os.stat_result | None, last: bool) -> bool:
     """A `Check`: only root and this user can have made this step."""
     if step.startswith("/proc/"):
         raise PermissionError(errno.EACCES, "it was specified through another process")
-    if found is not None and not _trusted(found):
-        raise PermissionError(errno.EACCES, _foreign_owner(step, found.st_uid))
-    if found is not None and _replaceable(directory, found):
+    if status is not None and not _trusted(status):
+        raise PermissionError(errno.EACCES, _foreign_owner(step, status.st_uid))
+    if status is not None and _replaceable(directory, status):
         above = step.rpartition("/")[0] or "/"
         raise PermissionError(errno.EACCES, f"{above} can be written by other users")
     return True
@@ -136,14 +136,14 @@ def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> It
     `follow`, and never in a shared directory.
     """
 
-    def check(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
-        if found is None or not stat.S_ISLNK(found.st_mode):
+    def check(directory: os.stat_result, step: str, status: os.stat_result | None, last: bool) -> bool:
+        if status is None or not stat.S_ISLNK(status.st_mode):
             return True
         if last and not make and (not follow or (live and is_shared(directory))):
             return False
         process = _OF_PROCESS.match(step)
         foreign = process is not None and process[1] != str(os.getpid())
-        if live and (foreign or not _trusted(found) or _replaceable(directory, found)):
+        if live and (foreign or not _trusted(status) or _replaceable(directory, status)):
             raise PreconditionError(
                 f"can't write {path}: {step} is a symlink that another user may have created",
                 hint=f"see where the link points, then specify another file: ls -l {step}",
@@ -166,8 +166,8 @@ def _replaceable(directory: os.stat_result, entry: os.stat_result) -> bool:
     return not _trusted(directory) or (_others_may_write(directory) and not _kept_apart(directory, entry))
 
 
-def _trusted(found: os.stat_result) -> bool:
-    return found.st_uid in (0, os.geteuid()) or found.st_uid == _machine_root()
+def _trusted(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid()) or status.st_uid == _machine_root()
 
 
 def _machine_root() -> int:
@@ -179,12 +179,12 @@ def _machine_root() -> int:
         return 0
 
 
-def _others_may_write(found: os.stat_result) -> bool:
+def _others_may_write(status: os.stat_result) -> bool:
     """Whether a group has its user's number, and so one member, as most distributions create them."""
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         return False
-    private = found.st_uid != 0 and found.st_uid == found.st_gid
-    return bool(found.st_mode & stat.S_IWOTH) or (bool(found.st_mode & stat.S_IWGRP) and not private)
+    private = status.st_uid != 0 and status.st_uid == status.st_gid
+    return bool(status.st_mode & stat.S_IWOTH) or (bool(status.st_mode & stat.S_IWGRP) and not private)
 
 
 def _kept_apart(directory: os.stat_result, entry: os.stat_result) -> bool:
@@ -224,7 +224,7 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                 continue
             around, step = os.fstat(stack[-1]), "/".join((root.rstrip("/"), *names, part))
             mode = 0 if link or not make else 0o755 if todo else make
-            descriptor, made = _made_step(stack[-1], part, bool(todo), mode)
+            descriptor, created = _made_step(stack[-1], part, bool(todo), mode)
             if descriptor is None:
                 check(around, step, None, not todo)
                 if link:
@@ -235,45 +235,45 @@ def walk(root: str, path: str, check: Check, make: int = 0) -> Iterator[Place]:
                 yield Place(stack[-2] if len(stack) > 1 else None, stack[-1], part, None, step)
                 return
             stack.append(descriptor)
-            found = os.fstat(descriptor)
-            if check(around, step, found, not todo) and stat.S_ISLNK(found.st_mode):
+            status = os.fstat(descriptor)
+            if check(around, step, status, not todo) and stat.S_ISLNK(status.st_mode):
                 text = os.readlink("", dir_fd=descriptor)
                 link, target, after = (link, target, after) if link else (step, text, len(todo))
                 keep = 1 if text.startswith("/") else len(names) + 1
-                for one in stack[keep:]:
-                    os.close(one)
+                for opened in stack[keep:]:
+                    os.close(opened)
                 del stack[keep:], names[keep - 1 :]
                 todo += path_steps(text)
                 continue
             names.append(part)
-            if made:
-                _set_mode(descriptor, around, found, mode)
+            if created:
+                _set_mode(descriptor, around, status, mode)
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     finally:
-        for one in stack:
-            os.close(one)
+        for opened in stack:
+            os.close(opened)
 
 
 def _made_step(directory: int, name: str, inside: bool, mode: int) -> tuple[int | None, bool]:
     """`_open_step`; with a `mode` a missing entry becomes a directory. Also returns whether it was made
     here."""
-    descriptor, made = _open_step(directory, name, inside), False
+    descriptor, created = _open_step(directory, name, inside), False
     if descriptor is None and mode:
         with suppress(FileExistsError):
             os.mkdir(name, mode, dir_fd=directory)
-            made = True
+            created = True
         descriptor = _open_step(directory, name, inside)
-    return descriptor, made
+    return descriptor, created
 
 
-def _set_mode(descriptor: int, around: os.stat_result, found: os.stat_result, mode: int) -> None:
+def _set_mode(descriptor: int, around: os.stat_result, status: os.stat_result, mode: int) -> None:
     """Give a directory that was just made this mode, regardless of the umask.
 
     Another user may have put another entry of ours there since; an empty directory reveals nothing.
     """
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
         with listable(descriptor) as directory:
-            if not _replaceable(around, found) or not os.listdir(directory):  # noqa: PTH208
+            if not _replaceable(around, status) or not os.listdir(directory):  # noqa: PTH208
                 os.fchmod(directory, mode)
 
 
@@ -301,7 +301,7 @@ def owner_in(status: str, unknown: int) -> int:
     for line in status.splitlines():
         if line.startswith("Uid:"):
             ids = [int(word) for word in line.split()[1:5] if word.isdecimal()]
-            return next((one for one in ids if one != 0), 0) if ids else unknown
+            return next((user_id for user_id in ids if user_id != 0), 0) if ids else unknown
     return unknown
 
 
@@ -316,10 +316,10 @@ def setuid_program(pid: int) -> bool:
 def root_directory(pid: str) -> tuple[int, int] | None:
     """Identity of a process's root directory; None if this user can't see it."""
     try:
-        found = os.stat(f"/proc/{pid}/root")  # noqa: PTH116
+        status = os.stat(f"/proc/{pid}/root")  # noqa: PTH116
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def in_system_service(cgroup: str) -> bool:
@@ -347,7 +347,7 @@ def opened_as(uid: int, root: str, path: str, *, follow: bool = True) -> Iterato
     directory that only a group may enter is refused.
     """
 
-    def check(directory: os.stat_result, step: str, found: os.stat_result | None, last: bool) -> bool:
+    def check(directory: os.stat_result, step: str, status: os.stat_result | None, last: bool) -> bool:
         if not _may(uid, directory, stat.S_IXOTH):
             raise PermissionError(errno.EACCES, f"user {uid} has no permission to enter it", path)
         return follow or not last
@@ -363,26 +363,26 @@ def readable_as(uid: int, root: str, path: str) -> Iterator[tuple[Path, int]]:
     Read no more than that size: the files of /proc have none, and show more to root than to `uid`.
     """
     with opened_as(uid, root, path) as (descriptor, _):
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)  # opening a device can have effects
-        if not _may(uid, found, stat.S_IROTH):
+        if not _may(uid, status, stat.S_IROTH):
             raise PermissionError(errno.EACCES, f"user {uid} has no permission to read it", path)
-        yield Path(named(descriptor)), found.st_size
+        yield Path(named(descriptor)), status.st_size
 
 
 @contextmanager
 def socket_as(uid: int, path: str) -> Iterator[str]:
     """A path of ours to the socket at `path`, which must belong to `uid`."""
     with opened_as(uid, "/", path) as (descriptor, _):
-        found = os.fstat(descriptor)
-        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != uid:
+        status = os.fstat(descriptor)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != uid:
             raise PermissionError(errno.EACCES, f"it is not a socket of user {uid}", path)
         yield named(descriptor)
 
 
-def _may(uid: int, found: os.stat_result, right: int) -> bool:
+def _may(uid: int, status: os.stat_result, right: int) -> bool:
     """Whether `uid` has a permission, given as the bit for others."""
     if uid == 0:
         return True
-    return bool(found.st_mode & (right << 6 if found.st_uid == uid else right))
+    return bool(status.st_mode & (right << 6 if status.st_uid == uid else right))

@@ -64,11 +64,11 @@ class Waiter:
         if self._inotify is None:
             return False
         library, descriptor = self._inotify
-        made = [
+        watches = [
             library.inotify_add_watch(descriptor, os.fsencode(path), _CHANGES | _IN_ONLYDIR)
             for path in directories
         ]
-        return min(made, default=0) >= 0
+        return min(watches, default=0) >= 0
 
     def wait(self, seconds: float) -> None:
         """Wait for a wake-up, a signal or a change, at most `seconds`; all of them are consumed."""

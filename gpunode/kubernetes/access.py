@@ -167,9 +167,9 @@ def _of_account(host: Host) -> Connection:
 
     address = host.environ["KUBERNETES_SERVICE_HOST"]
     port = host.environ.get("KUBERNETES_SERVICE_PORT") or "443"
-    shown = f"[{address}]" if ":" in address else address
+    bracketed = f"[{address}]" if ":" in address else address
     return to_server(
-        f"https://{shown}:{port}",
+        f"https://{bracketed}:{port}",
         "this pod's service account",
         namespace=(host.read_text(f"{ACCOUNT}/namespace") or "default").strip(),
         authority=f"{ACCOUNT}/ca.crt",
@@ -179,8 +179,8 @@ def _of_account(host: Host) -> Connection:
 
 def _nothing(host: Host) -> NoAccess:
     user = host.environ.get("SUDO_USER")
-    theirs = (_absolute(f"~{user}/.kube/config"),) if user else ()
-    existing = [path for path in (*theirs, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
+    own = (_absolute(f"~{user}/.kube/config"),) if user else ()
+    existing = [path for path in (*own, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
     offer = f"here are {', '.join(existing)}; " if existing else ""
     return NoAccess(
         "no API server is configured: no KUBECONFIG, no ~/.kube/config, no service account of a pod",

@@ -17,11 +17,11 @@ Patch = Sequence[Mapping[str, Any]]
 """RFC 6902: operations with `op` (test, add, replace, remove), `path` (RFC 6901) and `value`."""
 
 
-def named(one: Mapping[str, Any]) -> str:
+def named(item: Mapping[str, Any]) -> str:
     """An object's display name: ``DaemonSet kube-system/gpunode-device-plugin``."""
-    metadata = one["metadata"]
+    metadata = item["metadata"]
     place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
-    return f"{one['kind']} {place}{metadata.get('name') or metadata['generateName']}"
+    return f"{item['kind']} {place}{metadata.get('name') or metadata['generateName']}"
 
 
 def one_line(text: Any) -> str:
@@ -35,10 +35,10 @@ _MAPS = (("metadata", "labels"), ("metadata", "annotations"), ("spec", "nodeSele
 _LISTS = (("metadata", "ownerReferences"), ("metadata", "managedFields"))
 
 
-def is_object(one: Any) -> bool:
+def is_object(item: Any) -> bool:
     """Whether an answer is an object with a name, and the parts that gpunode reads have their types."""
     parts = (
-        {key: one.get(key) or {} for key in ("metadata", "spec", "status")} if isinstance(one, dict) else {}
+        {key: item.get(key) or {} for key in ("metadata", "spec", "status")} if isinstance(item, dict) else {}
     )
     if not parts or not all(isinstance(part, dict) for part in parts.values()):
         return False
@@ -47,7 +47,7 @@ def is_object(one: Any) -> bool:
         bool(parts["metadata"].get("name"))
         and isinstance(parts["metadata"]["name"], str)
         and all(isinstance(parts[part].get(key) or {}, dict) for part, key in _MAPS)
-        and all(isinstance(found, list) and all(isinstance(x, dict) for x in found) for found in lists)
+        and all(isinstance(entries, list) and all(isinstance(x, dict) for x in entries) for entries in lists)
     )
 
 

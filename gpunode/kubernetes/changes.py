@@ -131,8 +131,8 @@ def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int, sta
     """Wait before the next attempt. Raise `error` after the last one, and if waiting doesn't help."""
     if attempt + 1 >= ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
         raise error
-    asked = error.retry_after if isinstance(error, Unavailable) else 0.0
-    pause = min(max(_PAUSES[attempt], asked), _LONGEST_PAUSE)
+    requested = error.retry_after if isinstance(error, Unavailable) else 0.0
+    pause = min(max(_PAUSES[attempt], requested), _LONGEST_PAUSE)
     if host.monotonic() + pause - started > _RETRY_SECONDS:
         raise error
     progress.note(f"{error.message}; trying again")
@@ -302,7 +302,9 @@ class Held:
 
 def look(host: Host, cluster: Cluster, objects: Sequence[Json], progress: Progress) -> tuple[Held, ...]:
     """Each object as the server has it. `ClusterError`."""
-    return tuple(Held(one, patiently(host, progress, partial(_find, cluster, one))) for one in objects)
+    return tuple(
+        Held(desired, patiently(host, progress, partial(_find, cluster, desired))) for desired in objects
+    )
 
 
 def _find(cluster: Cluster, body: Json) -> Json | None:
@@ -349,9 +351,9 @@ def create(cluster: Cluster, objects: Sequence[Json]) -> tuple[Json, ...]:
 
     def create_all() -> None:
         for desired in objects:
-            one = _create(cluster, desired)
-            if one is not None:
-                created.append(one)
+            item = _create(cluster, desired)
+            if item is not None:
+                created.append(item)
 
     def delete_again(error: BaseException) -> None:
         left = delete(cluster, created)
@@ -383,11 +385,11 @@ def _create(cluster: Cluster, desired: Json) -> Json | None:
 def delete(cluster: Cluster, created: Sequence[Json]) -> list[str]:
     """Delete what `create` returned, the last first; the names of those that could not be deleted."""
     left = []
-    for one in reversed(created):
+    for item in reversed(created):
         try:
-            cluster.delete(*_address(one))
+            cluster.delete(*_address(item))
         except NotFound:
             continue
         except GpunodeError:
-            left.append(named(one))
+            left.append(named(item))
     return left

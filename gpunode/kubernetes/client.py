@@ -113,7 +113,7 @@ class Cluster:
         self._client.close()
 
     def get(self, kind: str, name: str, namespace: str = "") -> Json:
-        with self._errors(f"read {_shown(kind, namespace, name)}"):
+        with self._errors(f"read {_object_text(kind, namespace, name)}"):
             response = self._client.get(_resource(kind), _part(name), **_place(namespace))
             return _object(response, kind, name)
 
@@ -127,7 +127,7 @@ class Cluster:
         most: int | None = None,
     ) -> tuple[Json, ...]:
         """The objects with these labels and fields, at most `most`."""
-        with self._errors(f"list {_shown(kind, namespace)}"):
+        with self._errors(f"list {_object_text(kind, namespace)}"):
             pages = self._client.list(
                 _resource(kind),
                 chunk_size=_PAGE,
@@ -135,7 +135,7 @@ class Cluster:
                 fields=dict(fields or {}),
                 **_place(namespace),
             )
-            return tuple(_object(one, kind) for one in islice(pages, most))
+            return tuple(_object(item, kind) for item in islice(pages, most))
 
     def create(self, body: Json) -> Json:
         """The object as it was created; `Conflict` with the code kubernetes-exists if it exists."""
@@ -158,7 +158,7 @@ class Cluster:
         A patch is one request: the server carries out all of it or nothing.
         """
         of_status = "the status of " if status else ""
-        with self._errors(f"change {of_status}{_shown(kind, '', name)}", changes=True):
+        with self._errors(f"change {of_status}{_object_text(kind, '', name)}", changes=True):
             resource = _resource(kind).Status if status else _resource(kind)
             body = [dict(step) for step in patch]
             response = self._client.patch(resource, _part(name), body, patch_type=PatchType.JSON)
@@ -166,12 +166,12 @@ class Cluster:
 
     def delete(self, kind: str, name: str, namespace: str = "", *, grace: int | None = None) -> None:
         """`grace`: seconds that a pod may take to end, instead of its own. `NotFound` if it doesn't exist."""
-        with self._errors(f"delete {_shown(kind, namespace, name)}", changes=True):
+        with self._errors(f"delete {_object_text(kind, namespace, name)}", changes=True):
             self._client.delete(_resource(kind), _part(name), grace_period=grace, **_place(namespace))
 
     def log(self, namespace: str, pod: str, *, container: str = "", lines: int = 0) -> str:
         """A container's output, the last `lines` if not 0. `ClusterError` if it hasn't started."""
-        with self._errors(f"read the log of {_shown('Pod', namespace, pod)}"):
+        with self._errors(f"read the log of {_object_text('Pod', namespace, pod)}"):
             output = self._client.log(
                 _part(pod),
                 namespace=_part(namespace),
@@ -215,13 +215,13 @@ class Cluster:
 
     def _status_error(self, error: httpx2.HTTPStatusError, what: str, changes: bool) -> ClusterError:
         code, reply = error.response.status_code, getattr(error, "status", None)
-        said = one_line(str(getattr(reply, "message", "") or "")) or f"HTTP {code} without a message"
-        message = f"can't {what}: {said}"
+        reason = one_line(str(getattr(reply, "message", "") or "")) or f"HTTP {code} without a message"
+        message = f"can't {what}: {reason}"
         if code == 401:
             unknown = f"can't {what}: {self.server} doesn't know who we are (401)"
             return Unauthorized(unknown, hint=self._unauthorized(), status=401)
         if code == 403:
-            return Forbidden(message, hint=_missing_right(said, self.source), status=403)
+            return Forbidden(message, hint=_missing_right(reason, self.source), status=403)
         if code == 404:
             return NotFound(message, status=404)
         if code == 409:
@@ -240,13 +240,13 @@ class Cluster:
 
     def _connection_error(self, error: Exception, what: str, changes: bool) -> Unreachable:
         sent = not isinstance(error, _BEFORE_SENDING)
-        said = one_line(str(error))
+        reason = one_line(str(error))
         if isinstance(error, httpcore2.TimeoutException):
-            said = "no answer in time" if sent else "no connection in time"
-        elif isinstance(error, httpcore2.RemoteProtocolError | httpcore2.ReadError) and not said:
-            said = "the connection was cut"
+            reason = "no answer in time" if sent else "no connection in time"
+        elif isinstance(error, httpcore2.RemoteProtocolError | httpcore2.ReadError) and not reason:
+            reason = "the connection was cut"
         distrust = _distrust(error)
-        distrusted = distrust is not None or "CERTIFICATE_VERIFY_FAILED" in said
+        distrusted = distrust is not None or "CERTIFICATE_VERIFY_FAILED" in reason
         hint, through = self._look(), f" through the proxy {self._proxy}" if self._proxy else ""
         if self._proxy and not sent:
             hint = f"set proxy-url in {self.source} or HTTPS_PROXY; NO_PROXY lists servers without a proxy"
@@ -254,7 +254,7 @@ class Cluster:
             hint = _DISTRUST.get(distrust or 0, _UNSIGNED).format(source=self.source)
             hint = _NO_PROXY if self.source == "--server" else hint
         after = " before its answer was whole" if sent and changes else ""
-        explained = Unreachable(f"can't {what}: {self.server}{through}{after}: {said}", hint=hint)
+        explained = Unreachable(f"can't {what}: {self.server}{through}{after}: {reason}", hint=hint)
         explained.sent, explained.lasting = sent and changes, distrusted
         return explained
 
@@ -262,7 +262,7 @@ class Cluster:
         return f"is this the API server? see: curl -k {self.server}/version"
 
 
-def _shown(kind: str, namespace: str, name: str = "") -> str:
+def _object_text(kind: str, namespace: str, name: str = "") -> str:
     """Such as ``Pod default/p``, and for a list ``the pods of default``."""
     if name:
         return named({"kind": kind, "metadata": {"namespace": namespace, "name": name}})
@@ -323,13 +323,13 @@ def _distrust(error: BaseException | None) -> int | None:
     return None
 
 
-def _missing_right(said: str, source: str) -> str:
+def _missing_right(reason: str, source: str) -> str:
     """The hint for a 403: by RBAC, by NodeRestriction (a kubelet's account), or without credentials."""
-    if "system:anonymous" in said and source == "--server":
+    if "system:anonymous" in reason and source == "--server":
         return _NO_PROXY
-    if "system:anonymous" in said:
+    if "system:anonymous" in reason:
         return f"{source} sends no credentials: add a user to it, or name another with --kubeconfig"
-    if "is not allowed to modify" in said:
+    if "is not allowed to modify" in reason:
         return (
             "a kubelet's account may label its own node, such as with nvidia.com/NAME, but not with names of"
             " kubernetes.io, and may set no taints (NodeRestriction): use an administrator's --kubeconfig"

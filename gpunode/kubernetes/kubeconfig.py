@@ -133,12 +133,12 @@ def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connecti
     contexts = _first(files, "contexts")
     if not contexts:
         raise NoAccess(f"{joined} has no contexts", hint="name another file: --kubeconfig PATH")
-    choice = ", ".join(f"--context {other}" for other in sorted(contexts))
+    choice = ", ".join(f"--context {candidate}" for candidate in sorted(contexts))
     if not name:
         raise NoAccess(f"{joined} has no current context", hint=f"choose one: {choice}")
     if name not in contexts:
         raise NoAccess(f"{joined} has no context {name!r}", hint=f"choose one: {choice}")
-    file, chosen = contexts[name]
+    file, selected = contexts[name]
 
     def referred(kind: str, reference: str) -> tuple[str, Any]:
         entries = _first(files, f"{kind}s")
@@ -148,12 +148,12 @@ def from_files(host: Host, paths: Sequence[str], context: str) -> tuple[Connecti
             )
         return entries[reference]
 
-    cluster = _checked_cluster(host, *referred("cluster", chosen.cluster))
-    user_file, user = referred("user", chosen.user) if chosen.user else (file, User())
+    cluster = _checked_cluster(host, *referred("cluster", selected.cluster))
+    user_file, user = referred("user", selected.user) if selected.user else (file, User())
     connection = Connection(
         source=f"{file}, context {name}",
         cluster=cluster,
-        namespace=chosen.namespace or "default",
+        namespace=selected.namespace or "default",
         proxy=cluster.proxy or "",
         tls_name=cluster.tls_name or "",
         headers=_impersonation(user_file, user or User()),
@@ -166,8 +166,8 @@ def _first(files: dict[str, Kubeconfig], plural: str) -> dict[str, tuple[str, An
     """The first entry of each name, and its file."""
     entries: dict[str, tuple[str, Any]] = {}
     for path, config in files.items():
-        for one in getattr(config, plural) or ():
-            entries.setdefault(one.name, (path, one.value))
+        for entry in getattr(config, plural) or ():
+            entries.setdefault(entry.name, (path, entry.value))
     return entries
 
 
@@ -179,10 +179,10 @@ def _parse(path: str, text: str) -> Kubeconfig:
         tree = load(text, max_bytes=_MAX_BYTES, secret=True)
         return msgspec.convert({} if tree is None else tree, Kubeconfig)
     except DocumentError as error:
-        said = f"can't be parsed: {error}"
+        problem = f"can't be parsed: {error}"
     except msgspec.ValidationError as error:  # reports the location and the types, never a value
-        said = f"is not a kubeconfig: {error}"
-    raise NoAccess(f"{path} {said}", hint=hint)
+        problem = f"is not a kubeconfig: {error}"
+    raise NoAccess(f"{path} {problem}", hint=hint)
 
 
 # --- cluster and user -----------------------------------------------------------------------------------
@@ -308,8 +308,8 @@ def _from_program(host: Host, program: Program, file: str, cluster: Cluster) -> 
         )
     if done.timed_out or done.code != 0:
         why = f"took longer than {_SECONDS:.0f} s" if done.timed_out else f"ended with {done.code}"
-        said = " ".join(done.stderr.split())[-300:]
-        raise NoAccess(f"{argv[0]}, which {file} gets its token from, {why}: {said}", hint=PROXY_HINT)
+        output = " ".join(done.stderr.split())[-300:]
+        raise NoAccess(f"{argv[0]}, which {file} gets its token from, {why}: {output}", hint=PROXY_HINT)
     try:
         status = msgspec.json.decode(done.stdout, type=_Credential).status
     except (ValueError, RecursionError) as error:

@@ -57,7 +57,8 @@ def documents(objects: Iterable[Mapping[str, Any]]) -> str:
 
     Plain.add_representer(str, text)
     texts = (
-        yaml.dump(dict(one), Dumper=Plain, sort_keys=False, width=4096, allow_unicode=True) for one in objects
+        yaml.dump(dict(document), Dumper=Plain, sort_keys=False, width=4096, allow_unicode=True)
+        for document in objects
     )
     return "---\n".join(texts).rstrip("\n")
 
@@ -80,10 +81,10 @@ def runtime_class(name: str) -> Json:
 def namespace(name: str, level: str = "privileged") -> Json:
     """A namespace of this level of the Pod Security Standards. The plugin, which mounts directories of the
     node, needs ``privileged``."""
-    found = made("v1", "Namespace", name, "device-plugin")
+    result = made("v1", "Namespace", name, "device-plugin")
     for mode in ("enforce", "audit", "warn"):  # a cluster's defaults may audit and warn at another level
-        found["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] = level
-    return found
+        result["metadata"]["labels"][f"pod-security.kubernetes.io/{mode}"] = level
+    return result
 
 
 def resource(vendor: str) -> str:
@@ -107,8 +108,8 @@ def gpu_node(name: str, vendor: str, *, taint: bool) -> Json:
         "metadata": {"name": name, "labels": {present(vendor): "true"}},
     }
     if taint:
-        one = {"key": resource(vendor), "value": TAINT_VALUE, "effect": "NoSchedule"}
-        node["spec"] = {"taints": [one]}
+        node_taint = {"key": resource(vendor), "value": TAINT_VALUE, "effect": "NoSchedule"}
+        node["spec"] = {"taints": [node_taint]}
     return node
 
 
@@ -258,7 +259,7 @@ def _pod(desired: PluginSet) -> Json:
 def _affinity(vendor: str) -> Json:
     """Nodes with such a GPU by NFD's labels, in any of its settings, or by the label that an admin sets."""
     pci = PCI_VENDORS[vendor]
-    names = (pci, *(f"{one}_{pci}" for one in _CLASSES[vendor]))
+    names = (pci, *(f"{device_class}_{pci}" for device_class in _CLASSES[vendor]))
     keys = (*(f"feature.node.kubernetes.io/pci-{name}.present" for name in names), present(vendor))
     terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": ["true"]}]} for key in keys]
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
@@ -426,7 +427,10 @@ def _merged(rules: Iterable[Json]) -> list[Json]:
     for rule in rules:
         for resource in rule["resources"]:
             verbs.setdefault((rule["apiGroups"][0], resource), {}).update(dict.fromkeys(rule["verbs"]))
-    return [_rule(group, resource, " ".join(named)) for (group, resource), named in verbs.items()]
+    return [
+        _rule(group, resource, " ".join(resource_verbs))
+        for (group, resource), resource_verbs in verbs.items()
+    ]
 
 
 def _bound(
@@ -476,12 +480,14 @@ def vector_add(desired: VectorAdd) -> Json:
     With `run` the server chooses the name. It tolerates the resource's own taint, and selects the node by
     label, because nodeName would bypass the scheduler.
     """
-    named: Json = {"generateName": "gpunode-vector-add-"} if desired.run else {"name": "gpunode-vector-add"}
+    metadata: Json = (
+        {"generateName": "gpunode-vector-add-"} if desired.run else {"name": "gpunode-vector-add"}
+    )
     marks = labels("vector-add") | ({RUN: desired.run} if desired.run else {})
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": named | filled(namespace=desired.namespace) | {"labels": marks},
+        "metadata": metadata | filled(namespace=desired.namespace) | {"labels": marks},
         "spec": {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": desired.seconds,

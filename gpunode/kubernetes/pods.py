@@ -71,22 +71,22 @@ def _count(resources: Mapping[str, str], name: str) -> int:
 
 def unschedulable(message: str, aim: Aim) -> Reason:
     """The scheduler's message, reduced to the causes that concern our node: the pod selects no other."""
-    said = _TAIL.sub(".", one_line(message))
-    causes = [cause for cause in _causes(said) if not any(word in cause for word in _SELECTED)]
-    message = f"the pod can't be scheduled on {aim.node}: {', '.join(causes) or said}"
+    text = _TAIL.sub(".", one_line(message))
+    causes = [cause for cause in _causes(text) if not any(word in cause for word in _SELECTED)]
+    message = f"the pod can't be scheduled on {aim.node}: {', '.join(causes) or text}"
     if any(f"Insufficient {aim.resource}" in cause for cause in causes):
         return _insufficient(aim)
-    if found := next(filter(None, map(_TAINT.search, causes)), None):
-        taints = aim.taints or ((found[1],) if found[1] else ())
+    if match := next(filter(None, map(_TAINT.search, causes)), None):
+        taints = aim.taints or ((match[1],) if match[1] else ())
         if aim.taints:
             message = f"the pod can't be scheduled on {aim.node}: it does not tolerate the node's taint"
             message += f" {' and '.join(aim.taints)}"
         return Reason("pending-taint", message, _taint_hint(taints, aim.node), 30)
     if any("unschedulable" in cause for cause in causes):
         return Reason("pending-cordoned", message, f"kubectl uncordon {aim.node}", 30)
-    if not causes and said:
+    if not causes and text:
         hint = f"compare its label kubernetes.io/hostname: kubectl get node {aim.node} --show-labels"
-        return Reason("pending-selector", f"no node has the label that the pod selects: {said}", hint, 30)
+        return Reason("pending-selector", f"no node has the label that the pod selects: {text}", hint, 30)
     return Reason("pending-unschedulable", message, "see: kubectl describe pod", 60)
 
 
@@ -150,21 +150,21 @@ def waiting(state: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: 
 
 def _image(reason: str, message: str, events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason:
     """The kubelet reports the cause in an event; later events only say that it backs off."""
-    causes = [one_line(one.get("message")) for one in events if one.get("reason") == "Failed"]
+    causes = [one_line(entry.get("message")) for entry in events if entry.get("reason") == "Failed"]
     known = [
         cause
         for cause in (message, *reversed(causes))
         if cause and not cause.startswith(("Back-off", "Error:"))
     ]
-    said = known[0] if known else message
+    cause = known[0] if known else message
     hint = "is the name right, and can the node reach the registry? --image names a copy of your own"
-    if re.search(r"(?i)unauthorized|denied|authentication|403 Forbidden|401", said):
+    if re.search(r"(?i)unauthorized|denied|authentication|403 Forbidden|401", cause):
         hint = "the registry requires a login: copy the image to one without, and name it with --image"
-    elif "no match for platform" in said or "no matching manifest" in said:
+    elif "no match for platform" in cause or "no matching manifest" in cause:
         hint = "there is no such image for this node's processor: name one with --image"
     elif "ErrImageNeverPull" in reason:
         hint = "the image must be on the node already: pull it there"
-    return Reason("pending-image", f"{reason}: {aim.image}: {said}", hint, 45)
+    return Reason("pending-image", f"{reason}: {aim.image}: {cause}", hint, 45)
 
 
 def start_hint(message: str, aim: Aim) -> str:
@@ -224,14 +224,14 @@ _FAILED = {
 def failed(reason: str, message: str, aim: Aim) -> Reason:
     """A pod of phase Failed: its own reason, or its container's."""
     reason, message = one_line(reason), one_line(message)
-    said = ": ".join(filter(None, (reason, message)))
+    text = ": ".join(filter(None, (reason, message)))
     if reason.startswith("OutOf"):
         hint = "another pod got the GPU first: gpunode plugin status"
     elif reason in ("StartError", "ContainerCannotRun"):
         hint = start_hint(message, aim)
     else:
         hint = _FAILED.get(reason, DOCTOR)
-    return Reason("pod-failed", said or "it failed without a reason", hint)
+    return Reason("pod-failed", text or "it failed without a reason", hint)
 
 
 _LOGGED = (
@@ -255,9 +255,9 @@ def logged(log: str, aim: Aim) -> Reason:
     """The program's own error; the last line of the log if it is unknown."""
     lines = [one_line(line) for line in log.splitlines() if line.strip()]
     for words, hint in _LOGGED:
-        found = next((line for line in lines if words in line), "")
-        if found:
-            return Reason("vector-add-failed", found, hint.format(image=aim.image))
+        line = next((line for line in lines if words in line), "")
+        if line:
+            return Reason("vector-add-failed", line, hint.format(image=aim.image))
     return Reason("vector-add-failed", lines[-1] if lines else "its log is empty", DOCTOR)
 
 
@@ -351,17 +351,17 @@ def _failure(status: Mapping[str, Any], aim: Aim) -> Reason:
     for container in _maps(status.get("containerStatuses")):
         ended = _map(_map(container.get("state")).get("terminated"))
         if ended:
-            said = str(ended.get("message") or f"exit code {ended.get('exitCode')}")
-            return failed(str(ended.get("reason") or "Error"), said, aim)
+            text = str(ended.get("message") or f"exit code {ended.get('exitCode')}")
+            return failed(str(ended.get("reason") or "Error"), text, aim)
     return failed("", str(status.get("message") or ""), aim)
 
 
 def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason | None:
     """By the container's own state, then the scheduler's condition, then the last known warning."""
     for container in _maps(status.get("containerStatuses")):
-        found = waiting(_map(_map(container.get("state")).get("waiting")), events, aim)
-        if found is not None:
-            return found
+        hindrance = waiting(_map(_map(container.get("state")).get("waiting")), events, aim)
+        if hindrance is not None:
+            return hindrance
     for condition in _maps(status.get("conditions")):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             if condition.get("reason") == "SchedulingGated":
@@ -372,30 +372,30 @@ def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], a
         condition.get("type") == "PodScheduled" and condition.get("status") == "True"
         for condition in _maps(status.get("conditions"))
     )
-    for one in reversed([one for one in events if one.get("type") == "Warning"]):
-        if scheduled and one.get("reason") == "FailedScheduling":
+    for warning in reversed([warning for warning in events if warning.get("type") == "Warning"]):
+        if scheduled and warning.get("reason") == "FailedScheduling":
             continue  # from before it was scheduled
-        if (reason := event(one, aim)) is not None:
+        if (reason := event(warning, aim)) is not None:
             return reason
     return None
 
 
-def verdict(found: State, log: str, aim: Aim) -> Reason | None:
+def verdict(pod_state: State, log: str, aim: Aim) -> Reason | None:
     """None if it passed: it succeeded, and its log contains the pass message. A shell may hide that the
     program failed."""
-    if found.phase is Phase.SUCCEEDED:
+    if pod_state.phase is Phase.SUCCEEDED:
         if PASSED in log:
             return None
-        said = f"the pod succeeded without {PASSED!r} in its log"
-        return Reason("vector-add-silent", said, "is it a vector-add sample? --image names another")
-    if found.phase is Phase.FAILED and log.strip() and _by_program(found):
+        text = f"the pod succeeded without {PASSED!r} in its log"
+        return Reason("vector-add-silent", text, "is it a vector-add sample? --image names another")
+    if pod_state.phase is Phase.FAILED and log.strip() and _by_program(pod_state):
         return logged(log, aim)
-    return found.reason
+    return pod_state.reason
 
 
-def _by_program(found: State) -> bool:
+def _by_program(pod_state: State) -> bool:
     """Whether the program itself failed: then its log has the best reason."""
-    return found.reason is None or found.reason.message.startswith(("Error", "Completed"))
+    return pod_state.reason is None or pod_state.reason.message.startswith(("Error", "Completed"))
 
 
 def allocation(pod: Mapping[str, Any]) -> str:

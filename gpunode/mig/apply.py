@@ -107,15 +107,15 @@ def _words(error: BaseException) -> str:
 def _forward(tools: Tools, plans: Sequence[GpuPlan], skip_reset: bool, mode_only: bool) -> Layouts:
     waiting: list[GpuLayout] = []
     with tools.open() as session:
-        made: dict[tuple[str, int], int] = {}
+        created: dict[tuple[str, int], int] = {}
         for plan in plans:
             for step in plan.steps:
                 if step.action in ("enable", "disable"):
                     with tools.announce(f"GPU {plan.gpu.index}: {step.text}"):
                         change = session.set_mode(plan.gpu.uuid, plan.wish.enabled)
                     waiting += [plan.gpu] if change.current != plan.wish.enabled else []
-                elif step.action.startswith("destroy"):
-                    _do(tools, session, step, made)
+                elif step.action in ("destroy-compute", "destroy-instance"):
+                    _do(tools, session, step, created)
         if not waiting:
             return _fill(tools, session, plans, mode_only)
     if skip_reset:
@@ -140,7 +140,7 @@ def _left_waiting(tools: Tools, waiting: Sequence[GpuLayout], mode_only: bool) -
 def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only: bool) -> Layouts:
     """Create the instances once the modes are active, and verify that they exist."""
     now = session.layouts()
-    made: dict[tuple[str, int], int] = {}
+    created: dict[tuple[str, int], int] = {}
     targets: dict[str, tuple[Target, ...]] = {}
     for plan in plans:
         gpu = _gpu(now, plan.gpu)
@@ -150,7 +150,7 @@ def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only
         targets[plan.gpu.uuid] = target
         present = () if plan.changes_mode else plan.gpu.instances
         for step in towards(gpu, present, target)[1]:
-            _do(tools, session, step, made)
+            _do(tools, session, step, created)
     after = session.layouts()
     for plan in plans:
         wrong = reached(plan, _gpu(after, plan.gpu), targets[plan.gpu.uuid], mode_only=mode_only)
@@ -184,17 +184,17 @@ def _late(plan: GpuPlan, gpu: GpuLayout) -> tuple[Target, ...]:
 
 
 def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
-    found = layouts.gpu(gpu.uuid)
-    if found is None or found.error or found.untold:
-        reason = f": {found.error or found.untold}" if found is not None else ""
+    layout = layouts.gpu(gpu.uuid)
+    if layout is None or layout.error or layout.untold:
+        reason = f": {layout.error or layout.untold}" if layout is not None else ""
         raise GpunodeError(
             f"GPU {gpu.index} can no longer be queried{reason}", hint="gpunode doctor", code="mig"
         )
-    return found
+    return layout
 
 
-def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int], int]) -> None:
-    """Carry out one step on instances; `made` has the ids of new GPU instances by UUID and start."""
+def _do(tools: Tools, session: MigSession, step: Step, created: dict[tuple[str, int], int]) -> None:
+    """Carry out one step on instances; `created` has the ids of new GPU instances by UUID and start."""
     with tools.announce(f"GPU {step.gpu}: {step.text}"):
         if step.action == "destroy-compute":
             assert step.gi is not None and step.ci is not None
@@ -204,12 +204,12 @@ def _do(tools: Tools, session: MigSession, step: Step, made: dict[tuple[str, int
             session.destroy_gpu_instance(step.uuid, step.gi)
         elif step.action == "create-instance":
             gi, at = session.create_gpu_instance(step.uuid, step.profile_id, step.at, step.profile)
-            made[step.uuid, at.start] = gi
+            created[step.uuid, at.start] = gi
             if step.at is not None and at != step.at:
                 raise GpunodeError(f"GPU {step.gpu}: the driver put the {step.profile} at {at}", code="mig")
         elif step.action == "create-compute":
             assert step.at is not None
-            gi = step.gi if step.gi is not None else made[step.uuid, step.at.start]
+            gi = step.gi if step.gi is not None else created[step.uuid, step.at.start]
             session.create_compute_instance(step.uuid, gi, step.slices, step.inner)
 
 
@@ -300,6 +300,6 @@ def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLa
 def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> None:
     desired = as_it_was(gpu.instances if gpu.current else (), seen.instances)
     destroy, create = towards(gpu, seen.instances, desired)
-    made: dict[tuple[str, int], int] = {}
+    created: dict[tuple[str, int], int] = {}
     for step in (*destroy, *create):
-        _do(tools, session, step, made)
+        _do(tools, session, step, created)

@@ -58,7 +58,9 @@ class Entry:
     def selects(self, index: int, device: int, subsystem: int) -> bool:
         """Whether the entry matches the GPU with that index and those ids."""
         listed = self.devices is None or index in self.devices
-        return listed and (not self.filters or any(one.matches(device, subsystem) for one in self.filters))
+        return listed and (
+            not self.filters or any(entry.matches(device, subsystem) for entry in self.filters)
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ class InvalidMigConfig(ConfigError):
     default_code = "mig-config"
 
     def __init__(self, path: str, faults: Sequence[tuple[int, str]]) -> None:
-        shown = [f"{path}:{line}: {what}" if line else f"{path}: {what}" for line, what in faults]
-        more = len(shown) - _MOST_SHOWN
-        lines = shown[:_MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+        texts = [f"{path}:{line}: {what}" if line else f"{path}: {what}" for line, what in faults]
+        more = len(texts) - _MOST_SHOWN
+        lines = texts[:_MOST_SHOWN] + ([f"and {more} more"] if more > 0 else [])
         super().__init__(
             "; ".join(lines), hint="the form is mig-parted's, version v1; gpunode's docs/mig.md describes it"
         )
@@ -161,14 +163,17 @@ def _entries(label: str, line: int, item: Item, faults: Faults) -> Iterator[Entr
         what = "an empty list" if item.kind == "list" else item.what
         faults.append((line, f"{label}: at least one entry is required, found {what}"))
         return
-    for one in item.items:
-        if one.kind != "map":
+    for entry_item in item.items:
+        if entry_item.kind != "map":
             faults.append(
-                (one.line, f"{label}: an entry is a mapping with {', '.join(_ENTRY)}, not {one.what}")
+                (
+                    entry_item.line,
+                    f"{label}: an entry is a mapping with {', '.join(_ENTRY)}, not {entry_item.what}",
+                )
             )
             continue
         before = len(faults)
-        entry = _entry(one, faults)
+        entry = _entry(entry_item, faults)
         if len(faults) == before:
             yield entry
 
@@ -205,21 +210,23 @@ def _devices(line: int, item: Item | None, faults: Faults) -> tuple[int, ...] | 
         what = "an empty list" if item.kind == "list" else item.what
         faults.append((item.line, f"devices is all or a list of indices such as [0, 1], not {what}"))
         return None
-    wrong = [other for other in item.items if other.kind != "scalar" or not _NUMBER.fullmatch(other.text)]
-    faults += [(one.line, f"devices: {one.what} is not the index of a GPU") for one in wrong]
-    return None if wrong else tuple(dict.fromkeys(int(one.text) for one in item.items))
+    wrong = [entry for entry in item.items if entry.kind != "scalar" or not _NUMBER.fullmatch(entry.text)]
+    faults += [(entry.line, f"devices: {entry.what} is not the index of a GPU") for entry in wrong]
+    return None if wrong else tuple(dict.fromkeys(int(entry.text) for entry in item.items))
 
 
 def _filters(item: Item | None, faults: Faults) -> Iterator[Filter]:
     if item is None or item.kind == "null":
         return
-    for one in item.items if item.kind == "list" else (item,):
-        if one.kind == "scalar" and not one.text:
+    for entry in item.items if item.kind == "list" else (item,):
+        if entry.kind == "scalar" and not entry.text:
             continue  # as in mig-parted: every GPU
-        match = _FILTER.fullmatch(one.text) if one.kind == "scalar" else None
+        match = _FILTER.fullmatch(entry.text) if entry.kind == "scalar" else None
         if match is None:
             form = '"0x20B010DE" (PCI device, vendor), or "0x20B010DE:0x134F10DE" with the subsystem'
-            faults.append((one.line, f"device-filter: {one.what} is not a device filter; its form is {form}"))
+            faults.append(
+                (entry.line, f"device-filter: {entry.what} is not a device filter; its form is {form}")
+            )
         else:
             yield Filter(int(match[1], 16), int(match[2], 16) if match[2] else None)
 
@@ -305,30 +312,30 @@ def wishes(
     """
     faults: list[str] = []
     notes: list[str] = []
-    found: dict[int, Wish] = {}
+    result: dict[int, Wish] = {}
     for entry in entries:
         place = f"{path}:{entry.line}"
         faults += _missing(place, entry, layouts)
-        for gpu in _chosen(entry, layouts, place, notes, faults):
-            before = found.get(gpu.index)
+        for gpu in _matching_gpus(entry, layouts, place, notes, faults):
+            before = result.get(gpu.index)
             if gpu.error and before is not None:
                 continue  # report it only once
             if before is not None and before.enabled != entry.enabled:
-                one, other = ("on", "off") if entry.enabled else ("off", "on")
+                mode, other_mode = ("on", "off") if entry.enabled else ("off", "on")
                 faults.append(
-                    f"{place}: GPU {gpu.index} is to have MIG {one} and, by line {before.line}, {other}"
+                    f"{place}: GPU {gpu.index} is to have MIG {mode} and, by line {before.line}, {other_mode}"
                 )
             elif before is not None and dict(before.profiles) != dict(entry.profiles):
                 notes.append(f"{place}: holds for GPU {gpu.index}, and not line {before.line}")
-            found[gpu.index] = Wish(gpu, entry.enabled, entry.profiles, entry.line)
-    if not found and not faults:
+            result[gpu.index] = Wish(gpu, entry.enabled, entry.profiles, entry.line)
+    if not result and not faults:
         seen = ", ".join(f"GPU {gpu.index} is 0x{gpu.device_id:08X}" for gpu in layouts.gpus) or "it has none"
         faults.append(f"{path}: no entry of {label!r} matches a GPU of this node ({seen})")
-    faults += _impossible(path, found, mode_only)
+    faults += _impossible(path, result, mode_only)
     if faults:
         raise CannotBe(tuple(dict.fromkeys(faults)))
-    unnamed = tuple(gpu for gpu in layouts.gpus if gpu.capable and gpu.index not in found)
-    return Wishes(tuple(found[index] for index in sorted(found)), tuple(notes), unnamed)
+    unnamed = tuple(gpu for gpu in layouts.gpus if gpu.capable and gpu.index not in result)
+    return Wishes(tuple(result[index] for index in sorted(result)), tuple(notes), unnamed)
 
 
 def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
@@ -340,7 +347,7 @@ def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
     ]
 
 
-def _chosen(
+def _matching_gpus(
     entry: Entry, layouts: Layouts, place: str, notes: list[str], faults: list[str]
 ) -> list[GpuLayout]:
     """The GPUs that an entry matches. `devices: all` excludes those without MIG if others have it.
@@ -368,10 +375,10 @@ def _selects(entry: Entry, gpu: GpuLayout) -> bool:
     return entry.selects(gpu.index, gpu.device_id, gpu.subsystem_id)
 
 
-def _impossible(path: str, found: Mapping[int, Wish], mode_only: bool) -> list[str]:
+def _impossible(path: str, wishes_by_gpu: Mapping[int, Wish], mode_only: bool) -> list[str]:
     """Why the desired layouts aren't possible; GPUs with the same reason are listed together."""
     faults: dict[tuple[str, int, str], list[str]] = {}
-    for wish in found.values():
+    for wish in wishes_by_gpu.values():
         reason = _against(wish, mode_only)
         if reason:
             faults.setdefault((wish.gpu.name, wish.line, reason), []).append(str(wish.gpu.index))
@@ -423,8 +430,8 @@ def _export_entries(gpus: Sequence[GpuLayout]) -> Iterator[dict[str, Any]]:
         if len(kinds) > 1 and len(groups) > 1:
             filters = [f"0x{number:08X}" for number in own]
             entry["device-filter"] = filters[0] if len(filters) == 1 else filters
-        meant = [gpu for gpu in gpus if gpu.device_id in own]
-        entry["devices"] = "all" if len(meant) == len(members) else [gpu.index for gpu in members]
+        matches = [gpu for gpu in gpus if gpu.device_id in own]
+        entry["devices"] = "all" if len(matches) == len(members) else [gpu.index for gpu in members]
         entry["mig-enabled"] = enabled
         entry["mig-devices"] = dict(devices)
         yield entry
@@ -449,9 +456,9 @@ def as_yaml(document: Mapping[str, Any]) -> str:
     class Dumper(yaml.SafeDumper):
         """Writes a list of numbers on one line."""
 
-    def numbers(dumper: yaml.SafeDumper, found: list[Any]) -> yaml.Node:
-        short = bool(found) and all(isinstance(one, int) for one in found)
-        return dumper.represent_sequence("tag:yaml.org,2002:seq", found, flow_style=short)
+    def numbers(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
+        short = bool(values) and all(isinstance(value, int) for value in values)
+        return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=short)
 
     Dumper.add_representer(list, numbers)
     return str(yaml.dump(dict(document), Dumper=Dumper, sort_keys=False, default_flow_style=False))
@@ -476,10 +483,10 @@ def difference(wish: Wish, *, mode_only: bool = False) -> str:
     have = Counter((gi.profile, ci.slices) for gi in gpu.instances for ci in gi.compute)
     want: Counter[tuple[int, int]] = Counter()
     for name, count in wish.profiles.items():
-        found = meaning(gpu, name)
-        if found is None:
+        match = meaning(gpu, name)
+        if match is None:
             return f"GPU {gpu.index}: it has no profile {name}"
-        want[found[0].index, found[1]] += count
+        want[match[0].index, match[1]] += count
     if have == want:
         return ""
     return f"GPU {gpu.index}: it has {_devices_text(gpu.devices())}, wanted is {_devices_text(wish.profiles)}"

@@ -264,30 +264,30 @@ def fillings(profile: Profile, left: Counter[int]) -> Iterator[Bin]:
     sizes = sorted((size for size, count in left.items() if count > 0), reverse=True)
     ranges = [range(min(left[size], profile.slices // size), -1, -1) for size in sizes]
     for counts in itertools.product(*ranges):
-        one = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
-        if one and _holds(profile, one):
-            yield one
+        filling = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
+        if filling and _holds(profile, filling):
+            yield filling
 
 
-def _holds(profile: Profile, one: Bin) -> bool:
-    if sum(one) > profile.slices or len(one) == 0:
+def _holds(profile: Profile, filling: Bin) -> bool:
+    if sum(filling) > profile.slices or len(filling) == 0:
         return False
-    if one == (profile.slices,):
+    if filling == (profile.slices,):
         return True
-    return compute_places(profile, one, ()) is not None
+    return compute_places(profile, filling, ()) is not None
 
 
 def bins(profile: Profile, left: Counter[int]) -> tuple[Bin, ...]:
     """The rest of the request in as few new GPU instances as possible, the fullest first."""
-    found: list[Bin] = []
+    result: list[Bin] = []
     remaining = Counter({size: count for size, count in left.items() if count > 0})
     while remaining.total():
         largest = max(size for size, count in remaining.items() if count > 0)
         able = [filling for filling in fillings(profile, remaining) if largest in filling]
-        best = max(able, key=lambda one: (sum(one), -len(one), one), default=(largest,))
-        found.append(best)
+        best = max(able, key=lambda entry: (sum(entry), -len(entry), entry), default=(largest,))
+        result.append(best)
         remaining -= Counter(best)
-    return tuple(found)
+    return tuple(result)
 
 
 def compute_places(
@@ -298,47 +298,49 @@ def compute_places(
     None if they don't fit. Where the driver reports no placements, only their number and sum count.
     """
     left = Counter(desired)
-    kept: list[ComputeInstance] = []
+    existing: list[ComputeInstance] = []
     for instance in present:
         if left[instance.slices] > 0:
             left[instance.slices] -= 1
-            kept.append(instance)
-    targets = [ComputeTarget(one.slices, one.placement, one) for one in kept]
+            existing.append(instance)
+    targets = [ComputeTarget(entry.slices, entry.placement, entry) for entry in existing]
     news = sorted((size for size, count in left.items() for _ in range(count)), reverse=True)
     if not news:
         return tuple(targets)
     if news == [profile.slices]:
         return (*targets, ComputeTarget(profile.slices, _first_place(profile)))
-    offers = {one.slices: one for one in profile.compute}
+    offers = {offer.slices: offer for offer in profile.compute}
     counts = Counter(desired)
     if any(size not in offers or counts[size] > offers[size].max_count for size in counts):
         return None
     if sum(desired) > profile.slices:
         return None
-    if any(not offers[size].placements for size in news) or any(one.placement is None for one in kept):
+    if any(not offers[size].placements for size in news) or any(
+        entry.placement is None for entry in existing
+    ):
         return (*targets, *(ComputeTarget(size) for size in news))
-    taken = [one.placement for one in kept if one.placement is not None]
-    places = _free_places([offers[size].placements for size in news], taken)
+    occupied = [entry.placement for entry in existing if entry.placement is not None]
+    places = _free_places([offers[size].placements for size in news], occupied)
     if places is None:
         return None
     return (*targets, *(ComputeTarget(size, place) for size, place in zip(news, places, strict=True)))
 
 
 def _first_place(profile: Profile) -> Placement | None:
-    for one in profile.compute:
-        if one.slices == profile.slices and one.placements:
-            return one.placements[0]
+    for offer in profile.compute:
+        if offer.slices == profile.slices and offer.placements:
+            return offer.placements[0]
     return None
 
 
 def _free_places(
-    offers: Sequence[Sequence[Placement]], taken: Sequence[Placement]
+    offers: Sequence[Sequence[Placement]], occupied: Sequence[Placement]
 ) -> tuple[Placement, ...] | None:
     if not offers:
         return ()
     for place in offers[0]:
-        if not any(place.overlaps(other) for other in taken):
-            rest = _free_places(offers[1:], (*taken, place))
+        if not any(place.overlaps(other) for other in occupied):
+            rest = _free_places(offers[1:], (*occupied, place))
             if rest is not None:
                 return (place, *rest)
     return None

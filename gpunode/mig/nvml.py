@@ -98,11 +98,11 @@ class MigCalls:
 
     def profiles(self, gpu: Handle) -> tuple[ProfileInfo, ...]:
         """The GPU instances that this GPU offers, by NVML's numbering."""
-        found = []
+        result = []
         for index in range(_GPU_INSTANCE_PROFILES):
             info = self._unless_absent("nvmlDeviceGetGpuInstanceProfileInfo", gpu, index)
             if info is not None:
-                found.append(
+                result.append(
                     ProfileInfo(
                         index,
                         int(info.id),
@@ -113,7 +113,7 @@ class MigCalls:
                         int(info.multiprocessorCount),
                     )
                 )
-        return tuple(found)
+        return tuple(result)
 
     def compute_profiles(self, gpu_instance: Handle) -> tuple[ProfileInfo, ...]:
         """The compute instances that a GPU instance supports."""
@@ -165,10 +165,10 @@ class MigCalls:
     def _places(self, call: str, structure: str, of: Handle, profile_id: int) -> tuple[Placement, ...]:
         places, count = self._nvml.structure(structure, _MOST_PLACES), ctypes.c_uint(_MOST_PLACES)
         self._nvml.call(call, of, profile_id, places, ctypes.byref(count))
-        found = {
+        placements = {
             Placement(int(place.start), int(place.size)) for place in places[: min(count.value, _MOST_PLACES)]
         }
-        return tuple(sorted(found, key=lambda place: (place.start, place.size)))
+        return tuple(sorted(placements, key=lambda place: (place.start, place.size)))
 
     def free(self, gpu: Handle, profile_id: int) -> int | None:
         """How many more GPU instances of a profile fit now; None if MIG is off or it isn't reported."""
@@ -323,20 +323,20 @@ def _read_instances(nvml: Nvml, calls: MigCalls, gpu: Handle, memory: int, value
     if values["current"]:
         for profile in offered:
             result |= {instance.id: (profile, instance) for instance in calls.gpu_instances(gpu, profile)}
-    compute = {one.index: calls.compute_profiles(info.handle) for one, info in result.values()}
+    compute = {entry.index: calls.compute_profiles(info.handle) for entry, info in result.values()}
     profiles = []
-    for one in offered:
-        places = calls.placements(gpu, one.id)
-        examples = [info.handle for profile, info in result.values() if profile.index == one.index]
-        known = _compute(calls, examples[0], compute[one.index]) if examples else ()
-        free = calls.free(gpu, one.id) if values["current"] else None
-        profiles.append(_profile(one, memory, placements=places, free=free, compute=known))
+    for offer in offered:
+        places = calls.placements(gpu, offer.id)
+        examples = [info.handle for profile, info in result.values() if profile.index == offer.index]
+        known = _compute(calls, examples[0], compute[offer.index]) if examples else ()
+        free = calls.free(gpu, offer.id) if values["current"] else None
+        profiles.append(_profile(offer, memory, placements=places, free=free, compute=known))
     values["profiles"] = tuple(profiles)
     values["slots"] = max((place.end for profile in profiles for place in profile.placements), default=0)
-    named = {profile.index: profile for profile in profiles}
+    by_index = {profile.index: profile for profile in profiles}
     uuids = _uuids(nvml, gpu) if result else {}
     values["instances"] = tuple(
-        _instance(calls, info, named[profile.index], compute[profile.index], uuids)
+        _instance(calls, info, by_index[profile.index], compute[profile.index], uuids)
         for _, (profile, info) in sorted(result.items())
     )
 
@@ -360,7 +360,8 @@ def _profile(info: ProfileInfo, memory: int, **more: Any) -> Profile:
 def _compute(calls: MigCalls, gi: Handle, offered: tuple[ProfileInfo, ...]) -> tuple[ComputeProfile, ...]:
     """The compute instances of this profile, as NVML reports them of an existing GPU instance."""
     inferred = {
-        one.slices: one for one in inferred_compute(max((profile.slices for profile in offered), default=0))
+        entry.slices: entry
+        for entry in inferred_compute(max((profile.slices for profile in offered), default=0))
     }
     result: dict[int, ComputeProfile] = {}
     for profile in offered:
@@ -379,12 +380,12 @@ def _instance(
     uuids: dict[tuple[int, int], str],
 ) -> GpuInstance:
     compute: dict[int, ComputeInstance] = {}
-    for one in offered:
-        for ci in calls.compute_instances(info.handle, one):
-            if ci.profile_id == one.id:
+    for offer in offered:
+        for ci in calls.compute_instances(info.handle, offer):
+            if ci.profile_id == offer.id:
                 uuid = uuids.get((info.id, ci.id), "")
                 place = ci.placement if ci.placement.size else None
-                compute[ci.id] = ComputeInstance(ci.id, one.slices, place, uuid)
+                compute[ci.id] = ComputeInstance(ci.id, offer.slices, place, uuid)
     return GpuInstance(
         info.id,
         profile.index,
@@ -433,10 +434,10 @@ def _reply(nvml: Nvml, question: Question) -> dict[str, Any]:
     try:
         return {"done": _ACTIONS[question["do"]](nvml, question)}
     except NvmlError as error:
-        return {"error": {**error.document, "what": _what(nvml, question)}}
+        return {"error": {**error.document, "what": _subject(nvml, question)}}
 
 
-def _what(nvml: Nvml, question: Question) -> str:
+def _subject(nvml: Nvml, question: Question) -> str:
     """The GPU and instance of a request, for messages."""
     uuid = question.get("uuid", "")
     try:
@@ -485,8 +486,8 @@ def _set_mode(nvml: Nvml, question: Question) -> Any:
 
 def _create_gpu_instance(nvml: Nvml, question: Question) -> Any:
     calls = MigCalls(nvml)
-    made = calls.create_gpu_instance(_gpu(nvml, question), question["profile"], _at(question))
-    info = calls.gpu_instance_info(made)
+    gi = calls.create_gpu_instance(_gpu(nvml, question), question["profile"], _at(question))
+    info = calls.gpu_instance_info(gi)
     return {"id": info.id, "at": [info.placement.start, info.placement.size]}
 
 
@@ -495,9 +496,9 @@ def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
     profiles = [profile.id for profile in calls.compute_profiles(gi) if profile.slices == question["slices"]]
     if not profiles:
         raise NvmlError(NOT_SUPPORTED, f"it takes no compute instance of {question['slices']} slices")
-    made = calls.compute_instance_info(calls.create_compute_instance(gi, profiles[0], _at(question)))
-    uuid = _uuid(nvml, _gpu(nvml, question), (question["gi"], made.id))
-    return {"id": made.id, "at": [made.placement.start, made.placement.size], "uuid": uuid}
+    instance = calls.compute_instance_info(calls.create_compute_instance(gi, profiles[0], _at(question)))
+    uuid = _uuid(nvml, _gpu(nvml, question), (question["gi"], instance.id))
+    return {"id": instance.id, "at": [instance.placement.start, instance.placement.size], "uuid": uuid}
 
 
 def _uuid(nvml: Nvml, gpu: Handle, instances: tuple[int, int]) -> str:
@@ -519,15 +520,17 @@ def _destroy_compute_instance(nvml: Nvml, question: Question) -> Any:
 def _processes(nvml: Nvml, question: Question) -> Any:
     """Compute and graphics processes on the GPU or its MIG devices; ids are None for the GPU as a whole."""
     gpu = _gpu(nvml, question)
-    found: set[tuple[int, int | None, int | None]] = set()
-    for device in (gpu, *(one for _, one in _mig_handles(nvml, gpu))):
+    result: set[tuple[int, int | None, int | None]] = set()
+    for device in (gpu, *(mig_device for _, mig_device in _mig_handles(nvml, gpu))):
         here = (None, None) if device is gpu else nvml.mig_instances(device)
         for call in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
             for process in _running(nvml, call, device):
                 gi, ci = (_id(process.gpuInstanceId), _id(process.computeInstanceId))
-                found.add((int(process.pid), here[0] if gi is None else gi, here[1] if ci is None else ci))
-    placed = {pid for pid, gi, _ in found if gi is not None}
-    return [list(one) for one in sorted(found, key=repr) if one[1] is not None or one[0] not in placed]
+                result.add((int(process.pid), here[0] if gi is None else gi, here[1] if ci is None else ci))
+    placed = {pid for pid, gi, _ in result if gi is not None}
+    return [
+        list(entry) for entry in sorted(result, key=repr) if entry[1] is not None or entry[0] not in placed
+    ]
 
 
 def _mig_handles(nvml: Nvml, gpu: Handle) -> tuple[tuple[int, Handle], ...]:

@@ -52,7 +52,7 @@ class Target:
     @property
     def devices(self) -> tuple[str, ...]:
         """Its MIG devices."""
-        return tuple(device_name(self.name, self.slices, one.slices) for one in self.compute)
+        return tuple(device_name(self.name, self.slices, instance.slices) for instance in self.compute)
 
 
 def solve(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[Target, ...]:
@@ -62,10 +62,10 @@ def solve(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[Target, ...]:
     then the one with the fewest new ones. A GPU with a change of its mode has no instances: pass it without.
     """
     wish = _wish(gpu, desired)
-    found = _search(gpu, wish)
-    if found is None:
+    targets = _search(gpu, wish)
+    if targets is None:
         raise CannotPlace(_reason(gpu, wish, desired), _what_fits(gpu, desired))
-    return found
+    return targets
 
 
 def unknown_profiles(gpu: GpuLayout, desired: Iterable[str]) -> tuple[str, ...]:
@@ -101,10 +101,10 @@ class _Part:
 def _wish(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[_Part, ...]:
     sizes: dict[int, list[int]] = {}
     for name, count in desired.items():
-        found = meaning(gpu, name)
-        if found is None:
+        match = meaning(gpu, name)
+        if match is None:
             raise CannotPlace(f"it has no profile {name}", f"its profiles: {offered(gpu)}")
-        profile, compute = found
+        profile, compute = match
         most = profile.max_count * max(1, profile.slices)
         if count > most:
             text = f"{count} x {name} are wanted, of which it takes at most {_most(profile, compute)}"
@@ -121,7 +121,7 @@ def _most(profile: Profile, compute: int) -> int:
 
 
 def _count_limit(profile: Profile, compute: int) -> int:
-    return next((one.max_count for one in profile.compute if one.slices == compute), 1)
+    return next((offer.max_count for offer in profile.compute if offer.slices == compute), 1)
 
 
 # --- the search -----------------------------------------------------------------------------------------
@@ -145,11 +145,16 @@ def _search(gpu: GpuLayout, wish: Sequence[_Part]) -> tuple[Target, ...] | None:
     per_profile = [list(_choices(part, gpu.instances)) for part in wish]
     known = {part.profile.id for part in wish}
     rest = [instance for instance in gpu.instances if instance.profile_id not in known]
-    for choice in sorted(_joined(per_profile, rest), key=lambda one: one.cost):
-        profiles = [*(_profile_of(gpu, one) for one, _ in choice.kept), *(p for p, _ in choice.made)]
+    for choice in sorted(_joined(per_profile, rest), key=lambda entry: entry.cost):
+        profiles = [
+            *(_profile_of(gpu, instance) for instance, _ in choice.kept),
+            *(p for p, _ in choice.made),
+        ]
         if not _allowed(profiles):
             continue
-        places = _places(gpu, [one.placement for one, _ in choice.kept], [p for p, _ in choice.made])
+        places = _places(
+            gpu, [instance.placement for instance, _ in choice.kept], [p for p, _ in choice.made]
+        )
         if places is not None:
             return _targets(gpu, choice, places)
     return None
@@ -174,16 +179,18 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
         at: int, left: Counter[int], kept: tuple[tuple[GpuInstance, Bin], ...], lost: tuple[int, int]
     ) -> Iterator[_Choice]:
         if at == len(present):
-            made = tuple((part.profile, one) for one in bins(part.profile, left))
+            made = tuple((part.profile, filling) for filling in bins(part.profile, left))
             yield _Choice(kept, made, *lost)
             return
         instance = present[at]
         yield from walk(at + 1, left, kept, (lost[0] + len(instance.compute), lost[1] + 1))
         for use in _uses(part.profile, instance, left):
-            gone = (
+            lost_devices = (
                 len(instance.compute) - (Counter(c.slices for c in instance.compute) & Counter(use)).total()
             )
-            yield from walk(at + 1, left - Counter(use), (*kept, (instance, use)), (lost[0] + gone, lost[1]))
+            yield from walk(
+                at + 1, left - Counter(use), (*kept, (instance, use)), (lost[0] + lost_devices, lost[1])
+            )
 
     yield from walk(0, Counter(part.sizes), (), (0, 0))
 
@@ -225,32 +232,32 @@ def _attributes(profile: Profile) -> DeviceName | None:
 
 
 def _places(
-    gpu: GpuLayout, taken: Sequence[Placement], made: Sequence[Profile]
+    gpu: GpuLayout, occupied: Sequence[Placement], profiles: Sequence[Profile]
 ) -> tuple[Placement, ...] | None:
-    """A placement for each of `made` that leaves the most free slots for later instances; None if they don't
-    fit."""
-    order = sorted(range(len(made)), key=lambda number: -_size(made[number]))
+    """A placement for each of `profiles` that leaves the most free slots for later instances; None if they
+    don't fit."""
+    order = sorted(range(len(profiles)), key=lambda number: -_size(profiles[number]))
     everywhere = [place for profile in gpu.profiles for place in profile.placements]
 
     def damage(place: Placement) -> tuple[int, int]:
         return sum(place.overlaps(other) for other in everywhere), place.start
 
-    chosen: dict[int, Placement] = {}
+    by_number: dict[int, Placement] = {}
 
     def walk(at: int) -> bool:
         if at == len(order):
             return True
         number = order[at]
-        for place in sorted(made[number].placements, key=damage):
-            if any(place.overlaps(other) for other in (*taken, *chosen.values())):
+        for place in sorted(profiles[number].placements, key=damage):
+            if any(place.overlaps(other) for other in (*occupied, *by_number.values())):
                 continue
-            chosen[number] = place
+            by_number[number] = place
             if walk(at + 1):
                 return True
-            del chosen[number]
+            del by_number[number]
         return False
 
-    return tuple(chosen[number] for number in range(len(made))) if walk(0) else None
+    return tuple(by_number[number] for number in range(len(profiles))) if walk(0) else None
 
 
 def _size(profile: Profile) -> int:
@@ -259,13 +266,13 @@ def _size(profile: Profile) -> int:
 
 def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tuple[Target, ...]:
     targets = []
-    for instance, one in choice.kept:
-        compute = compute_places(_profile_of(gpu, instance), one, instance.compute) or ()
+    for instance, filling in choice.kept:
+        compute = compute_places(_profile_of(gpu, instance), filling, instance.compute) or ()
         targets.append(
             Target(instance.profile_id, instance.name, instance.slices, instance.placement, compute, instance)
         )
-    for (profile, one), place in zip(choice.made, places, strict=True):
-        compute = compute_places(profile, one, ()) or ()
+    for (profile, filling), place in zip(choice.made, places, strict=True):
+        compute = compute_places(profile, filling, ()) or ()
         targets.append(Target(profile.id, profile.name, profile.slices, place, compute))
     return tuple(sorted(targets, key=lambda target: target.placement.start))
 
@@ -281,10 +288,10 @@ def _reason(gpu: GpuLayout, wish: Sequence[_Part], desired: Mapping[str, int]) -
             return f"{count} x {part.profile.name} are wanted, of which it takes at most {limit}"
         if not part.profile.placements:
             return f"the driver doesn't report the possible placements of a {part.profile.name}"
-    made = [
+    profiles = [
         profile for part in wish for profile in [part.profile] * len(bins(part.profile, Counter(part.sizes)))
     ]
-    if not _allowed(made):
+    if not _allowed(profiles):
         return f"{summary(desired)} need the same media engines"
     slots = f" in its {gpu.slots} memory slots" if gpu.slots else ""
     return f"{summary(desired)} don't fit together{slots}"

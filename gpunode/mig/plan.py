@@ -90,16 +90,16 @@ def plan(path: str, desired: Sequence[Wish], *, mode_only: bool = False) -> tupl
 
     `CannotBe` names each profile that doesn't fit on a GPU, and what would fit.
     """
-    found, faults = [], []
+    plans, faults = [], []
     for wish in desired:
         try:
-            found.append(plan_gpu(wish, mode_only=mode_only))
+            plans.append(plan_gpu(wish, mode_only=mode_only))
         except CannotPlace as error:
             fits = f"; {error.fits}" if error.fits else ""
             faults.append(f"{path}:{wish.line}: GPU {wish.gpu.index} ({wish.gpu.name}): {error.reason}{fits}")
     if faults:
         raise CannotBe(faults)
-    return tuple(found)
+    return tuple(plans)
 
 
 def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
@@ -123,7 +123,7 @@ def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
     reset = _reset(gpu) if switches else "none"
     destroy = towards(gpu, gpu.instances, () if switches else target or ())[0]
     create = towards(gpu, () if switches else gpu.instances, target or ())[1]
-    kept_ids = set() if switches else {(d.gi, d.ci) for d in _kept(target or ())}
+    kept_ids = set() if switches else {(d.gi, d.ci) for d in _kept_devices(target or ())}
     devices = list(devices_of(gpu.instances))
     return GpuPlan(
         wish,
@@ -166,30 +166,41 @@ def towards(
     gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[Target]
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps that destroy, then the steps that create, so that `present` becomes `target`."""
-    kept = {one.kept.id: one for one in target if one.kept is not None}
+    by_id = {entry.kept.id: entry for entry in target if entry.kept is not None}
     destroy: list[Step] = []
     for instance in present:
-        stays = kept.get(instance.id)
+        stays = by_id.get(instance.id)
         inner = {c.kept.id for c in stays.compute if c.kept is not None} if stays else set()
         for compute in instance.compute:
             if compute.id not in inner:
-                destroy.append(_on(gpu, "destroy-compute", instance, ci=compute.id, slices=compute.slices))
+                destroy.append(
+                    _instance_step(gpu, "destroy-compute", instance, ci=compute.id, slices=compute.slices)
+                )
         if stays is None:
-            destroy.append(_on(gpu, "destroy-instance", instance))
+            destroy.append(_instance_step(gpu, "destroy-instance", instance))
     create: list[Step] = []
-    for one in sorted(target, key=lambda each: -each.placement.size):
-        base = Step("create-instance", gpu.index, gpu.uuid, one.name, one.profile_id, one.placement)
-        gi = one.kept.id if one.kept is not None else None
-        create += [base] if one.kept is None else []
+    for instance_target in sorted(target, key=lambda each: -each.placement.size):
+        base = Step(
+            "create-instance",
+            gpu.index,
+            gpu.uuid,
+            instance_target.name,
+            instance_target.profile_id,
+            instance_target.placement,
+        )
+        gi = instance_target.kept.id if instance_target.kept is not None else None
+        create += [base] if instance_target.kept is None else []
         create += [
             replace(base, action="create-compute", gi=gi, slices=c.slices, inner=c.placement)
-            for c in one.compute
+            for c in instance_target.compute
             if c.kept is None
         ]
     return tuple(destroy), tuple(create)
 
 
-def _on(gpu: GpuLayout, action: str, instance: GpuInstance, ci: int | None = None, slices: int = 0) -> Step:
+def _instance_step(
+    gpu: GpuLayout, action: str, instance: GpuInstance, ci: int | None = None, slices: int = 0
+) -> Step:
     return Step(
         action,
         gpu.index,
@@ -212,12 +223,12 @@ def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
     )
 
 
-def _kept(target: Sequence[Target]) -> tuple[Device, ...]:
+def _kept_devices(target: Sequence[Target]) -> tuple[Device, ...]:
     return tuple(
-        Device("", one.placement, one.kept.id, c.kept.id, c.kept.uuid)
-        for one in target
-        if one.kept is not None
-        for c in one.compute
+        Device("", instance.placement, instance.kept.id, c.kept.id, c.kept.uuid)
+        for instance in target
+        if instance.kept is not None
+        for c in instance.compute
         if c.kept is not None
     )
 
@@ -226,7 +237,7 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
     """An earlier layout as a target: existing instances are kept, the others get their old placements."""
     result = []
     for old in then:
-        same = next((one for one in now if _alike(one, old)), None)
+        same = next((instance for instance in now if _same_instance(instance, old)), None)
         left = list(same.compute) if same else []
         compute = []
         for ci in old.compute:
@@ -238,7 +249,7 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
     return tuple(result)
 
 
-def _alike(instance: GpuInstance, other: GpuInstance) -> bool:
+def _same_instance(instance: GpuInstance, other: GpuInstance) -> bool:
     return instance.profile_id == other.profile_id and instance.placement == other.placement
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.library_paths import nvml_options
+from gpunode.gpu.model import GPU_IS_LOST
 from gpunode.gpu.nvml import (
-    GPU_IS_LOST,
     IN_USE,
     INSUFFICIENT_RESOURCES,
     NO_PERMISSION,
@@ -122,8 +122,8 @@ class MigSession:
 
     def processes(self, uuid: str) -> tuple[MigProcess, ...]:
         """The processes on a GPU and its instances."""
-        found = self._query("list the processes", READ_SECONDS, do="processes", uuid=uuid)
-        return tuple(MigProcess(*one) for one in found)
+        rows = self._query("list the processes", READ_SECONDS, do="processes", uuid=uuid)
+        return tuple(MigProcess(*row) for row in rows)
 
     def set_mode(self, uuid: str, on: bool) -> ModeChange:
         """Switch MIG on or off. Off requires a GPU without instances; on Ampere it may stay pending."""
@@ -136,10 +136,10 @@ class MigSession:
         """Create a GPU instance `at` a placement, or where the driver chooses; return its id and its
         placement."""
         doing = f"create GPU instance {name or f'of profile id {profile_id}'}{f' at {at}' if at else ''}"
-        made = self._query(
+        reply = self._query(
             doing, CHANGE_SECONDS, do="create-gpu-instance", uuid=uuid, profile=profile_id, **_place(at)
         )
-        return made["id"], Placement(*made["at"])
+        return reply["id"], Placement(*reply["at"])
 
     def create_compute_instance(
         self, uuid: str, gi: int, slices: int, at: Placement | None = None
@@ -147,8 +147,8 @@ class MigSession:
         """Create a compute instance of so many slices on a GPU instance."""
         doing = f"create compute instance {slices}c{f' at {at}' if at else ''}"
         question = {"do": "create-compute-instance", "uuid": uuid, "gi": gi, "slices": slices, **_place(at)}
-        made = self._query(doing, CHANGE_SECONDS, **question)
-        return ComputeInstance(made["id"], slices, Placement(*made["at"]), made["uuid"])
+        reply = self._query(doing, CHANGE_SECONDS, **question)
+        return ComputeInstance(reply["id"], slices, Placement(*reply["at"]), reply["uuid"])
 
     def destroy_gpu_instance(self, uuid: str, gi: int) -> None:
         """Destroy a GPU instance without compute instances."""
@@ -182,8 +182,8 @@ class MigSession:
             question = failure.question
             if question is not None and question.gpus:
                 what = f"GPU {question.gpus[0]}"
-            asked = f": {question}" if question is not None else ""
-            raise MigError(doing, what, f"{failure.reason}{asked}", uuid=uuid) from None
+            question_text = f": {question}" if question is not None else ""
+            raise MigError(doing, what, f"{failure.reason}{question_text}", uuid=uuid) from None
         except (KeyError, TypeError, AttributeError) as problem:
             self.close()
             raise MigError(doing, what, unusable(repr(problem)), uuid=uuid) from None

@@ -104,21 +104,24 @@ def load_snapshot(host: Host) -> LayoutSnapshot:
 
 def unfinished_gpus(snapshot: LayoutSnapshot, now: Layouts) -> UnfinishedGpus:
     """The GPUs that are still unfinished. A run counts as a whole: it is finished once all its GPUs are."""
-    half, changed, unasked, made = [], [], [], []
+    half, changed, unasked, completed = [], [], [], []
     for gpu in snapshot.before:
         seen = now.gpu(gpu.uuid)
         goals = snapshot.goals.get(gpu.uuid, ())
         if seen is None or seen.error or seen.untold:
             unasked.append(gpu)
         elif any(_reached(goal, seen) for goal in goals):
-            made.append(gpu)
+            completed.append(gpu)
         elif same_layout(gpu, seen) or any(_between(gpu, goal, seen) for goal in (*goals, _all(goals))):
             half.append(gpu)
         else:
             changed.append(gpu)
     if not half and not unasked:
-        made = []
-    standing = sorted((one for one in (*half, *made) if not _as_before(one, now)), key=lambda one: one.index)
+        completed = []
+    standing = sorted(
+        (unfinished for unfinished in (*half, *completed) if not _as_before(unfinished, now)),
+        key=lambda entry: entry.index,
+    )
     return UnfinishedGpus(tuple(standing), tuple(changed), tuple(unasked))
 
 
@@ -130,7 +133,7 @@ def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
 def _all(goals: Sequence[Goal]) -> Goal:
     """The goals of several unfinished runs as one."""
     cuts = [goal.cuts for goal in goals]
-    known = [cut for one in cuts if one is not None for cut in one]
+    known = [cut for goal_cuts in cuts if goal_cuts is not None for cut in goal_cuts]
     return Goal(any(goal.enabled for goal in goals), None if None in cuts else tuple(known))
 
 

@@ -70,11 +70,11 @@ class Obstacle:
     @property
     def text(self) -> str:
         """The obstacle as text for the user."""
-        who = f"{self.name} (process {self.pid})" if self.pid else f"{self.kind} {self.name}"
+        user = f"{self.name} (process {self.pid})" if self.pid else f"{self.kind} {self.name}"
         inside = f" of pod {self.pod}" if self.pod else ""
         inside = inside or (f" in container {self.container[:12]}" if self.container else "")
         inside = inside or (f" of {self.unit}" if self.unit else "")
-        return f"{who}{inside} {'holds' if self.kind == 'pod' else 'uses'} {self.what}"
+        return f"{user}{inside} {'holds' if self.kind == 'pod' else 'uses'} {self.what}"
 
 
 class InUse(PreconditionError):
@@ -101,25 +101,34 @@ def _end_clients(obstacle: Obstacle) -> str:
 
 
 def obstacles(
-    node: Node, plans: Sequence[GpuPlan], processes: Mapping[str, Sequence[MigProcess]], ours: frozenset[int]
+    node: Node,
+    plans: Sequence[GpuPlan],
+    processes: Mapping[str, Sequence[MigProcess]],
+    own_pids: frozenset[int],
 ) -> tuple[Obstacle, ...]:
-    """The obstacles to these plans. `processes` are NVML's by GPU UUID, `ours` our own process ids.
+    """The obstacles to these plans. `processes` are NVML's by GPU UUID, `own_pids` our own process ids.
 
     Files that this user may not read are skipped; only root can read those of every process.
     """
     caps = {number: name for name, number in mig_minors(node.host.text_or_empty(MIG_MINORS)).items()}
-    held: dict[int, tuple[Held, ...]] = {}
+    open_files: dict[int, tuple[Held, ...]] = {}
     if any(_changes(plan) for plan in plans):
         for process in node.processes:
-            if process.pid not in ours:
-                held[process.pid] = tuple(_held(node, process.pid, caps))
-    who = _Who(node)
-    found = [
-        one for plan in plans for one in _of(node, who, plan, held, processes.get(plan.gpu.uuid, ()), ours)
+            if process.pid not in own_pids:
+                open_files[process.pid] = tuple(_open_devices(node, process.pid, caps))
+    process_owners = _Who(node)
+    result = [
+        obstacle
+        for plan in plans
+        for obstacle in _obstacles_of(
+            node, process_owners, plan, open_files, processes.get(plan.gpu.uuid, ()), own_pids
+        )
     ]
-    named = {(one.gpu, one.pod) for one in found if one.pod}
+    pods = {(obstacle.gpu, obstacle.pod) for obstacle in result if obstacle.pod}
     return tuple(
-        one for one in found if one.kind != "pod" or (one.gpu, one.name) not in named - {(one.gpu, "")}
+        obstacle
+        for obstacle in result
+        if obstacle.kind != "pod" or (obstacle.gpu, obstacle.name) not in pods - {(obstacle.gpu, "")}
     )
 
 
@@ -127,29 +136,29 @@ def _changes(plan: GpuPlan) -> bool:
     return bool(plan.lost) or plan.changes_mode
 
 
-def _of(
+def _obstacles_of(
     node: Node,
-    who: _Who,
+    process_owners: _Who,
     plan: GpuPlan,
-    held: Mapping[int, Sequence[Held]],
+    open_files: Mapping[int, Sequence[Held]],
     processes: Sequence[MigProcess],
-    ours: frozenset[int],
+    own_pids: frozenset[int],
 ) -> Iterator[Obstacle]:
     gpu = plan.gpu
     users: dict[int, str] = {}
     for process in processes:
         what = _used(plan, process.gi, process.ci)
-        if what and process.pid not in ours:
+        if what and process.pid not in own_pids:
             users.setdefault(process.pid, what)
     resets = plan.changes_mode and plan.reset != "none"
-    for pid, files in held.items():
+    for pid, files in open_files.items():
         for minor, gi, ci in files:
             if minor != gpu.minor or (gi is None and not resets):
                 continue
             what = _used(plan, gi, ci)
             if what:
                 users.setdefault(pid, what)
-    yield from (who.is_(pid, gpu.index, what) for pid, what in sorted(users.items()))
+    yield from (process_owners.is_(pid, gpu.index, what) for pid, what in sorted(users.items()))
     if resets and _draws(node.host):
         yield Obstacle("module", gpu.index, f"GPU {gpu.index}, which must be reset", DRM)
     if _changes(plan):
@@ -161,10 +170,10 @@ def _used(plan: GpuPlan, gi: int | None, ci: int | None) -> str:
     gpu = plan.gpu
     if plan.changes_mode:
         return f"GPU {gpu.index}" + (", which must be reset" if plan.reset != "none" else "")
-    stays = {one.gi for one in plan.kept}
-    for one in plan.lost:
-        if gi == one.gi and (ci == one.ci or (ci is None and one.gi not in stays)):
-            return _device(gpu, one)
+    stays = {device.gi for device in plan.kept}
+    for device in plan.lost:
+        if gi == device.gi and (ci == device.ci or (ci is None and device.gi not in stays)):
+            return _device(gpu, device)
     return ""
 
 
@@ -183,11 +192,11 @@ def _pods(node: Node, plan: GpuPlan) -> Iterator[Obstacle]:
         holdings = node.gpu_holdings
     except GpunodeError:
         return  # see `untold`
-    gone = {one.uuid: _device(plan.gpu, one) for one in plan.lost if one.uuid}
-    gone[plan.gpu.uuid] = f"GPU {plan.gpu.index}"
+    lost = {device.uuid: _device(plan.gpu, device) for device in plan.lost if device.uuid}
+    lost[plan.gpu.uuid] = f"GPU {plan.gpu.index}"
     for holding in holdings:
         for identifier in holding.ids:
-            what = gone.get(identifier.partition("::")[0])
+            what = lost.get(identifier.partition("::")[0])
             if what:
                 yield Obstacle("pod", plan.gpu.index, what, f"{holding.namespace}/{holding.pod}")
 
@@ -213,7 +222,7 @@ def _draws(host: Host) -> bool:
     return host.text_or_empty(f"/sys/module/{DRM}/parameters/modeset").strip() != "N"
 
 
-def _held(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
+def _open_devices(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
     """The GPUs and instances that a process has open; `caps` is the driver's table by minor number."""
     files = opened(node.host, pid, node.majors)
     if files is None:
@@ -239,8 +248,8 @@ class _Who:
         engine = _ENGINE.search(f"{group} {v1}") if "user@" not in group else None
         units = _UNIT.findall(host.text_or_empty(f"/proc/{pid}/cgroup").replace("\n", "/"))
         unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
-        said = self._names.get(pid) or host.text_or_empty(f"/proc/{pid}/comm")
-        name = " ".join(said.split()) or "a process"  # a name may contain line breaks
+        command = self._names.get(pid) or host.text_or_empty(f"/proc/{pid}/comm")
+        name = " ".join(command.split()) or "a process"  # a name may contain line breaks
         pod = self._pod(container)
         runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
         return Obstacle("process", gpu, what, name, pid, container, pod, unit, runs)
@@ -249,8 +258,8 @@ class _Who:
         if not container:
             return ""
         if self._pods is None:
-            found = {other.id: f"{other.namespace}/{other.pod}" for other in self._node.cri_containers}
-            self._pods = found
+            pods = {entry.id: f"{entry.namespace}/{entry.pod}" for entry in self._node.cri_containers}
+            self._pods = pods
         return self._pods.get(container, "")
 
 
@@ -315,7 +324,7 @@ _NOTHING = Drained()
 def drain(
     host: Host,
     words: Sequence[str],
-    found: Sequence[Obstacle],
+    blocking: Sequence[Obstacle],
     progress: Progress,
     done: Drained = _NOTHING,
     keep: Callable[[Drained], None] = lambda _: None,
@@ -328,30 +337,32 @@ def drain(
     `UsageError` for a process or container that isn't an obstacle: its number may be another process's by
     now. `PreconditionError` for what doesn't stop; then restart what the last call of `keep` received.
     """
-    desired = [word for word in dict.fromkeys(words) if not _rests(word, done, found)]
+    desired = [word for word in dict.fromkeys(words) if not _rests(word, done, blocking)]
     for word in desired:
-        _check(word, found)
+        _check(word, blocking)
     for word in desired:
         done = _stop(host, word, done, progress, keep)
     return done
 
 
-def _rests(word: str, done: Drained, found: Sequence[Obstacle]) -> bool:
+def _rests(word: str, done: Drained, blocking: Sequence[Obstacle]) -> bool:
     """Whether a killed run has stopped it: it was an obstacle, and no longer is."""
-    named = word in done.containers or word in map(str, done.pids)
-    return named and word not in {str(one.pid) for one in found if one.pid} | {one.drain for one in found}
+    stopped = word in done.containers or word in map(str, done.pids)
+    return stopped and word not in {str(obstacle.pid) for obstacle in blocking if obstacle.pid} | {
+        obstacle.drain for obstacle in blocking
+    }
 
 
-def _check(word: str, found: Sequence[Obstacle]) -> None:
+def _check(word: str, blocking: Sequence[Obstacle]) -> None:
     if word.isascii() and word.isdigit():
-        pids = {one.pid for one in found if one.pid}
+        pids = {obstacle.pid for obstacle in blocking if obstacle.pid}
         if int(word) not in pids:
             known = ", ".join(map(str, sorted(pids))) or "none"
             raise UsageError(
                 f"process {word} does not block the change", hint=f"processes that block it: {known}"
             )
     elif word.startswith(("docker:", "podman:")):
-        containers = sorted({one.drain for one in found if one.engine})
+        containers = sorted({obstacle.drain for obstacle in blocking if obstacle.engine})
         if word not in containers:
             known = ", ".join(containers) or "none"
             raise UsageError(
@@ -368,12 +379,12 @@ def _stop(
     host: Host, word: str, done: Drained, progress: Progress, keep: Callable[[Drained], None]
 ) -> Drained:
     if word.isdigit():
-        now = replace(done, pids=_with(done.pids, int(word)))
+        now = replace(done, pids=_appended(done.pids, int(word)))
         keep(now)
         _end(host, int(word), progress)
         return now
     if container := _CONTAINER.fullmatch(word):
-        now = replace(done, containers=_with(done.containers, word))
+        now = replace(done, containers=_appended(done.containers, word))
         argv: tuple[str, ...] = (container[1], "stop", "-t", f"{_TERM_SECONDS:g}", container[2])
     elif word == DRM:
         now, argv = replace(done, module=True), ("modprobe", "-r", DRM)
@@ -383,7 +394,7 @@ def _stop(
             if unit not in done.units:
                 progress.info(f"{unit} isn't running")
             return done
-        now, argv = replace(done, units=_with(done.units, unit)), ("systemctl", "stop", unit)
+        now, argv = replace(done, units=_appended(done.units, unit)), ("systemctl", "stop", unit)
     keep(now)
     _call(host, argv, progress, refused=lambda: keep(done))
     return now
@@ -392,8 +403,8 @@ def _stop(
 _Item = TypeVar("_Item")
 
 
-def _with(known: tuple[_Item, ...], one: _Item) -> tuple[_Item, ...]:
-    return known if one in known else (*known, one)
+def _appended(known: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
+    return known if item in known else (*known, item)
 
 
 def _end(host: Host, pid: int, progress: Progress) -> None:
@@ -430,8 +441,8 @@ def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callab
     if not answer.ok:
         if not answer.timed_out:
             refused()
-        said = (answer.stderr or answer.stdout).strip().splitlines()
-        reason = "took too long" if answer.timed_out else said[-1] if said else f"exit code {answer.code}"
+        output = (answer.stderr or answer.stdout).strip().splitlines()
+        reason = "took too long" if answer.timed_out else output[-1] if output else f"exit code {answer.code}"
         raise PreconditionError(
             f"{' '.join(argv)}: {reason}", hint="run the command manually to see its output", code="mig-busy"
         )
@@ -443,18 +454,20 @@ def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str
     What no longer exists is reported once, and then dropped.
     """
     troubles, still = [], Drained()
-    for argv, one in done.parts():
+    for argv, part in done.parts():
         with progress.step(" ".join(argv)):
             answer = host.run(argv, timeout=_STOP_SECONDS)
         if not answer.ok:
-            said = (answer.stderr or answer.stdout).strip().splitlines()
-            troubles.append(f"{' '.join(argv)} failed: {said[-1] if said else f'exit code {answer.code}'}")
-            if not _gone(argv, answer):
-                still = still.plus(one)
+            output = (answer.stderr or answer.stdout).strip().splitlines()
+            troubles.append(
+                f"{' '.join(argv)} failed: {output[-1] if output else f'exit code {answer.code}'}"
+            )
+            if not _no_longer_exists(argv, answer):
+                still = still.plus(part)
     return tuple(troubles), still
 
 
-def _gone(argv: Sequence[str], answer: Completed) -> bool:
+def _no_longer_exists(argv: Sequence[str], answer: Completed) -> bool:
     """A unit that isn't installed (LSB's exit code 5), a container that was removed when it stopped."""
     return answer.code == 5 if argv[0] == "systemctl" else "no such container" in answer.stderr.lower()
 
@@ -555,19 +568,19 @@ class Room:
         try:
             yield
         finally:
-            self._tell(self._clients().services, "HUP")
+            self._signal(self._clients().services, "HUP")
 
     def close(self) -> None:
         """Have NVML closed for two minutes from now. `PreconditionError` if a service doesn't close it."""
-        found = self._clients()
-        if not found.services:
+        open_clients = self._clients()
+        if not open_clients.services:
             return
-        names = ", ".join(map(str, found.services))
+        names = ", ".join(map(str, open_clients.services))
         with self._progress.step(f"have gpunode's own services close NVML (process {names})"):
-            self._tell(found.services, "USR1")
+            self._signal(open_clients.services, "USR1")
             closed = self._host.wait_until(lambda: not self._clients().children, _CLOSE_SECONDS, 0.2)
         if not closed:
-            self._tell(found.services, "HUP")
+            self._signal(open_clients.services, "HUP")
             raise PreconditionError(
                 f"process {names} has not closed NVML within {_CLOSE_SECONDS:g} s",
                 hint="read its log, or stop it: --drain gpunode-device-plugin",
@@ -580,7 +593,7 @@ class Room:
     def _is_service(self, pid: int) -> bool:
         return pid in self._clients().services
 
-    def _tell(self, services: Sequence[int], name: str) -> None:
+    def _signal(self, services: Sequence[int], name: str) -> None:
         for pid in services:
             try:
                 self._host.signal(pid, name, partial(self._is_service, pid))

@@ -36,7 +36,7 @@ def _headline(data: Mapping[str, Any]) -> tuple[str, str]:
     """How many nodes are in which state, and the colour."""
     states = [node["status"] for node in data["nodes"]]
     failed = sum(state in ("fail", "error") for state in states)
-    unreachable = sum(one["code"] == _UNREACHABLE for one in data["missing"])
+    unreachable = sum(node["code"] == _UNREACHABLE for node in data["missing"])
     counts = (
         (unreachable, "unreachable"),
         (len(data["missing"]) - unreachable, "without a report"),
@@ -81,8 +81,8 @@ def _header(data: Mapping[str, Any]) -> Iterator[str]:
 
 def _missing(missing: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Nodes without a report: those that could not be reached apart from those where the doctor failed."""
-    unreachable = [one for one in missing if one["code"] == _UNREACHABLE]
-    failed = [one for one in missing if one["code"] != _UNREACHABLE]
+    unreachable = [entry for entry in missing if entry["code"] == _UNREACHABLE]
+    failed = [entry for entry in missing if entry["code"] != _UNREACHABLE]
     for name, heading, nodes in (
         (_UNREACHABLE, "Unreachable nodes", unreachable),
         ("no-report", "Nodes where the doctor did not run", failed),
@@ -143,8 +143,8 @@ def _nodes(data: Mapping[str, Any]) -> Iterator[str]:
         for name in fault["nodes"]
     }
     yield '<section aria-labelledby="nodes"><h2 id="nodes">All nodes</h2><ul class="rows">'
-    for one in sorted(data["nodes"], key=lambda node: (order.index(_state(node)), node["name"])):
-        yield _row(_state(one), one["name"], summaries.get((one["name"], one["first"]), ""))
+    for node in sorted(data["nodes"], key=lambda node: (order.index(_state(node)), node["name"])):
+        yield _row(_state(node), node["name"], summaries.get((node["name"], node["first"]), ""))
     yield "</ul></section>"
 
 
@@ -161,7 +161,7 @@ def _row(state: str, name: str, text: str) -> str:
 
 def _listed(count: str, names: Sequence[str]) -> str:
     """How many nodes, and their names, folded where they are many."""
-    shown = escaped(", ".join(names))
+    text = escaped(", ".join(names))
     if len(names) > _MOST_NAMES:
-        return f"<details><summary>{count}</summary>{shown}</details>"
-    return f"<p>{count}: {shown}</p>"
+        return f"<details><summary>{count}</summary>{text}</details>"
+    return f"<p>{count}: {text}</p>"

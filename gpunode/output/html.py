@@ -33,11 +33,11 @@ _WORDS = {
 def escaped(value: object) -> str:
     """Text for an element or a quoted attribute; control characters and lone surrogates are shown."""
     text = str(value).encode("utf-8", "backslashreplace").decode()
-    shown = "".join(
+    printable = "".join(
         char if char in "\n\t" or char.isprintable() else char.encode("unicode_escape").decode()
         for char in text
     )
-    return escape(shown, quote=True)
+    return escape(printable, quote=True)
 
 
 def state(finding: Mapping[str, Any]) -> str:
@@ -125,25 +125,42 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _first(report: Report) -> Iterator[str]:
-    """The finding to fix first, with its command, which the findings below don't repeat."""
+    """The finding to fix first, with its steps, which the findings below don't repeat."""
     cause = next((finding for finding in report.findings if finding["id"] == report.data["first"]), None)
     if cause is None:
         return
     waiting = len(report.data["chains"].get(cause["id"], {}))
     yield f'<section class="card first {state(cause)}" aria-labelledby="first">'
-    yield f'<h2 id="first">{_label(cause["fix"][0])} first</h2>'
+    root = ", as root" if cause["fix"][0]["needsRoot"] else ""
+    yield f'<h2 id="first">{_label(cause["fix"][0])} first{root}</h2>'
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
-    yield from _fixes(report, cause, {})
+    yield from _steps(report, cause) if report.data["steps"] else _fixes(report, cause, {})
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         yield f'<p class="quiet">{many(waiting, "check")} {verb} for this.</p>'
     yield "</section>"
 
 
+def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
+    if cause["fix"][0]["before"]:
+        yield f"<p>{escaped(cause['fix'][0]['before'])}</p>"
+    yield '<ol class="steps">'
+    for number, step in enumerate(report.data["steps"], 1):
+        yield "<li>"
+        yield from _change(step)
+        if step["command"]:
+            yield from _command(step["command"], f"step {number}", escaped(step["effect"]))
+        else:
+            yield f"<p>fix {_link(step['finding'])}</p>"
+        yield from _note(step)
+        yield "</li>"
+    yield "</ol>"
+
+
 def _reboot(report: Report) -> Iterator[str]:
     verdict = report.data["reboot"]
-    mends, unjudged = verdict.get("mends", ()), verdict.get("unjudged", ())
-    if verdict["safe"] is None and not (mends or unjudged):
+    fixed_by_reboot, unjudged = verdict.get("mends", ()), verdict.get("unjudged", ())
+    if verdict["safe"] is None and not (fixed_by_reboot or unjudged):
         return
     mood = "good" if verdict["safe"] else "warn"
     yield f'<section class="card reboot {mood}" aria-labelledby="reboot">'
@@ -162,8 +179,8 @@ def _reboot(report: Report) -> Iterator[str]:
                 yield f'<li><a href="#{escaped(finding["id"])}">{escaped(finding["id"])}</a>: '
                 yield f"{escaped(finding['summary'])}</li>"
         yield "</ul>"
-    if mends:
-        yield f'<p class="quiet">A reboot fixes {escaped(", ".join(mends))}.</p>'
+    if fixed_by_reboot:
+        yield f'<p class="quiet">A reboot fixes {escaped(", ".join(fixed_by_reboot))}.</p>'
     yield "</section>"
 
 
@@ -175,11 +192,11 @@ def _filters(report: Report) -> Iterator[str]:
     yield '<label>Layer <select id="layer"><option value="">all</option>'
     yield from (f'<option value="{escaped(layer)}">{escaped(layer)}</option>' for layer in layers)
     yield '</select></label><fieldset><legend class="unseen">Status</legend>'
-    for one in _ORDER:
-        number = len(report.having(one))
+    for level in _ORDER:
+        number = len(report.having(level))
         if number:
-            yield f'<label class="tick {one}"><input type="checkbox" name="state" value="{one}" checked>'
-            yield f' {_WORDS[one]} <span class="count">{number}</span></label>'
+            yield f'<label class="tick {level}"><input type="checkbox" name="state" value="{level}" checked>'
+            yield f' {_WORDS[level]} <span class="count">{number}</span></label>'
     yield '</fieldset><button type="button" id="reset" hidden>Show all</button>'
     yield '<output id="shown" aria-live="polite"></output></form>'
 
@@ -192,13 +209,13 @@ def _problems(report: Report) -> Iterator[str]:
     if not problems:
         return
     yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
-    shown: dict[str, str] = {}  # a command, and the finding that shows it
+    commands: dict[str, str] = {}  # a command, and the finding that shows it
     for problem in problems:
-        yield from _problem(report, problem, shown)
+        yield from _problem(report, problem, commands)
     yield "</section>"
 
 
-def _problem(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
+def _problem(report: Report, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
     name = escaped(finding["id"])
     yield f'<article class="finding {state(finding)}" id="{name}" {_marks(finding)}>'
     yield f'<header><span class="badge">{_WORDS[state(finding)]}</span>'
@@ -210,11 +227,11 @@ def _problem(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) 
     if finding["why"]:
         yield f"<p>{escaped(finding['why'])}</p>"
     if finding["id"] == report.data["first"] and finding["fix"]:
-        shown[finding["fix"][0]["command"]] = finding["id"]
+        commands[finding["fix"][0]["command"]] = finding["id"]
         label = _label(finding["fix"][0])
         yield f'<p>{label}: see <a href="#first">{label} first</a>.</p>'
     else:
-        yield from _fixes(report, finding, shown)
+        yield from _fixes(report, finding, commands)
     yield from _chain(report, finding["id"])
     yield from _refs(finding)
     yield "</article>"
@@ -224,48 +241,59 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
     if not finding["evidence"]:
         return
     yield '<dl class="evidence">'
-    for one in finding["evidence"]:
-        line = "" if one["line"] is None else f":{one['line']}"
-        yield f"<div><dt>{escaped(one['source'])}{line}</dt><dd>{escaped(one['value'])}</dd></div>"
+    for entry in finding["evidence"]:
+        line = "" if entry["line"] is None else f":{entry['line']}"
+        yield f"<div><dt>{escaped(entry['source'])}{line}</dt><dd>{escaped(entry['value'])}</dd></div>"
     yield "</dl>"
 
 
-def _fixes(report: Report, finding: Mapping[str, Any], shown: dict[str, str]) -> Iterator[str]:
+def _fixes(report: Report, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
     """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
     drain = ["drain this Kubernetes node"] if report.data["node"].get("kubernetes") else []
-    names = report.data["reboot"]["before"]
-    before = [f"fix {_link(name)}" for name in names.get(finding["id"], ())]
+    names = report.data["reboot"]["before"].get(finding["id"], ())
+    order = report.data["order"]
+    above = order[: order.index(finding["id"])]
+    before = [f"fix {_link(name)}" for name in names if name not in above]
     reboots_last = len(finding["fix"]) > 1
     drained = False
     for fix in finding["fix"][:1]:
-        above = shown.setdefault(fix["command"], finding["id"])
+        above = commands.setdefault(fix["command"], finding["id"])
         if above != finding["id"]:
             yield f"<p>{_label(fix)}: the same as for {_link(above)}</p>"
             return
         drained = bool(drain) and fix["disruptive"] in ("drain", "reboot")
-        yield from _command(finding, fix, [*(() if reboots_last else before), *(drain if drained else ())])
+        if fix.get("before"):
+            yield f"<p>{escaped(fix['before'])}</p>"
+        yield from _change(fix)
+        yield f"<p>{_label(fix)}:</p>"
+        needed = [*(() if reboots_last else before), *(drain if drained else ())]
+        notes = ["as root"] if fix["needsRoot"] else []
+        notes += [escaped(fix["effect"])] if fix["effect"] else []
+        notes += [f"{' and '.join(needed)} first"] if needed else []
+        yield from _command(fix["command"], finding["id"], ", ".join(notes))
+        yield from _note(fix)
     if reboots_last:
         steps = [*before, *(["reboot the node"] if drained or not drain else [f"{drain[0]} and reboot it"])]
         yield f"<p>Then {', '.join(steps)}.</p>"
 
 
-def _command(finding: Mapping[str, Any], fix: Mapping[str, Any], before: Sequence[str]) -> Iterator[str]:
-    """One command with what surrounds it; `before` are steps before it, as HTML."""
-    if fix.get("before"):
-        yield f"<p>{escaped(fix['before'])}</p>"
+def _change(fix: Mapping[str, Any]) -> Iterator[str]:
     if fix.get("change"):
         change, _, lines = fix["change"].partition("\n")
         yield f"<p>{escaped(change)}</p>"
         if lines:
             yield f"<pre><code>{escaped(lines)}</code></pre>"
-    yield f'<p>{_label(fix)}:</p><div class="fix"><pre tabindex="0">'
-    yield f"<code>{escaped(fix['command'])}</code></pre>"
-    label = f"Copy the command of {finding['id']}"
+
+
+def _command(command: str, of: str, remark: str) -> Iterator[str]:
+    """A command that can be copied; `remark` is HTML."""
+    yield f'<div class="fix"><pre tabindex="0"><code>{escaped(command)}</code></pre>'
+    label = f"Copy the command of {of}"
     yield f'<button type="button" class="copy" aria-label="{escaped(label)}" hidden>Copy</button>'
-    notes = ["as root"] if fix["needsRoot"] else []
-    notes += [escaped(fix["effect"])] if fix["effect"] else []
-    notes += [f"{' and '.join(before)} first"] if before else []
-    yield f'<p class="quiet">{", ".join(notes)}</p></div>' if notes else "</div>"
+    yield f'<p class="quiet">{remark}</p></div>' if remark else "</div>"
+
+
+def _note(fix: Mapping[str, Any]) -> Iterator[str]:
     if fix["note"]:
         text, *commands = fix["note"].split("\n")
         yield f"<p>{escaped(text)}</p>"
@@ -293,7 +321,7 @@ def _chain(report: Report, cause: str) -> Iterator[str]:
 
 
 def _below(report: Report, parent: str, parents: Mapping[str, str]) -> Iterator[str]:
-    here = [one for one, above in parents.items() if above == parent]
+    here = [child for child, above in parents.items() if above == parent]
     if here:
         titles = {finding["id"]: finding["title"] for finding in report.findings}
         yield "<ul>"
@@ -306,11 +334,11 @@ def _below(report: Report, parent: str, parents: Mapping[str, str]) -> Iterator[
 
 def _refs(finding: Mapping[str, Any]) -> Iterator[str]:
     """Only addresses that a browser opens as pages."""
-    shown = [address for address in finding["refs"] if str(address).startswith(("https://", "http://"))]
-    if shown:
+    addresses = [address for address in finding["refs"] if str(address).startswith(("https://", "http://"))]
+    if addresses:
         links = (
             f'<a href="{escaped(address)}" rel="noreferrer noopener">{escaped(address)}</a>'
-            for address in shown
+            for address in addresses
         )
         yield f'<p class="refs">See also: {" · ".join(links)}</p>'
 

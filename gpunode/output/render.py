@@ -74,9 +74,9 @@ _RICH_STYLES = {
 
 
 _UNSEEN = {
-    one: f"\\u{one:04x}"
+    code: f"\\u{code:04x}"
     for part in ((0x7F, 0xA0), (0x202A, 0x202F), (0x2066, 0x206A))
-    for one in range(*part)
+    for code in range(*part)
 }
 """Characters that JSON may contain unescaped and a terminal interprets: DEL, C1 controls, text direction."""
 _FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
@@ -188,8 +188,8 @@ class _ChangingLine:
     def show(self, text: str) -> None:
         with self.lock, suppress(OSError):
             width = _columns(sys.stderr)
-            one = printable(text).replace("\t", " ")
-            sys.stderr.write(f"\r{one[: max(1, width - 1)]}\x1b[K")
+            line = printable(text).replace("\t", " ")
+            sys.stderr.write(f"\r{line[: max(1, width - 1)]}\x1b[K")
             sys.stderr.flush()
             self._shown = True
 
@@ -210,8 +210,8 @@ def _is_changing() -> bool:
 
 def printable(text: str) -> str:
     """The text with control characters escaped; newlines and tabs stay, undecodable bytes are escaped."""
-    shown = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in shown)
+    encoded = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in encoded)
 
 
 # --- blocks ---------------------------------------------------------------------------------------------
@@ -238,11 +238,11 @@ def plain_lines(block: Block) -> list[str]:
     if isinstance(block, Diff):
         return block.text.splitlines()
     rows = [tuple(_text(cell) for cell in row) for row in block.rows]
-    shown = [block.columns, *rows] if any(block.columns) else rows
-    widths = [max((len(row[column]) for row in shown), default=0) for column in range(len(block.columns))]
+    lines = [block.columns, *rows] if any(block.columns) else rows
+    widths = [max((len(row[column]) for row in lines), default=0) for column in range(len(block.columns))]
     return [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
+        for row in lines
     ]
 
 
@@ -267,19 +267,20 @@ def _render_rich(blocks: tuple[Block, ...]) -> None:
 
 
 def _wrapped(block: Text, width: int) -> str:
-    """Words are not broken and lines keep their indent; commands and documents stay as they are."""
+    """Words are not broken; lines keep their indent, or that of the text of a numbered step. Commands and
+    documents stay as they are."""
+    import re
     import textwrap
 
     text = printable(block.text)
     if block.style in (Style.COMMAND, Style.DOCUMENT) or len(text) <= width:
         return text
-    words = text.lstrip()
-    indent = text[: len(text) - len(words)]
+    start = re.sub(r"^( *(\d+\. )?).*", r"\1", text)
     return textwrap.fill(
-        words,
+        text.removeprefix(start),
         width,
-        initial_indent=indent,
-        subsequent_indent=indent,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -350,19 +351,19 @@ class StderrProgress:
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
         """One line that is rewritten; on a terminal that can't do that, a line every `_ALIVE_SECONDS`."""
-        started = shown = time.monotonic()
+        started = last_shown = time.monotonic()
         silent = self.quiet or not sys.stderr.isatty()
 
         def show(last: str) -> None:
-            nonlocal shown
+            nonlocal last_shown
             now = time.monotonic()
             if silent or now - started < SHOWN_SECONDS:
                 return
             going = f"  {name}, {now - started:.0f} s" + (f": {last}" if last else "")
             if _is_changing():
                 _LINE.show(going)
-            elif now - shown >= _ALIVE_SECONDS:
-                shown = now
+            elif now - last_shown >= _ALIVE_SECONDS:
+                last_shown = now
                 say(f"{going[:_ALIVE_WIDTH]}")
 
         with self.step(text):

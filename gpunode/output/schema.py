@@ -104,6 +104,6 @@ class _Types:
                 name = f"{kind.__module__.rpartition('.')[2]}.{name}"
             self._names[kind] = name
             self.definitions[name] = {}  # a field may refer to it
-            properties = {shown: self.schema(hint) for shown, hint in json_fields(kind).items()}
+            properties = {key: self.schema(hint) for key, hint in json_fields(kind).items()}
             self.definitions[name] = {"description": _described(kind, properties), **_object(properties)}
         return self._names[kind]

@@ -24,7 +24,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     names = _shown_fields(kind)
     if names is not None:
-        return {shown: plain(getattr(value, name)) for name, shown in names}
+        return {key: plain(getattr(value, name)) for name, key in names}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PathLike):
@@ -50,7 +50,7 @@ def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
 def json_fields(kind: type) -> dict[str, Any]:
     """The types of what `plain` shows of a dataclass, by their names in JSON."""
     hints = get_type_hints(kind)
-    return {shown: hints[name] for name, shown in _shown_fields(kind) or ()}
+    return {key: hints[name] for name, key in _shown_fields(kind) or ()}
 
 
 def camel(name: str) -> str:
@@ -72,7 +72,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 def as_strings(value: Any) -> tuple[str, ...]:
     """The texts of a list in data of unknown shape; () for anything else."""
-    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
 
 def as_text(value: Any) -> str:

@@ -226,12 +226,12 @@ class _Work:
 
 def edits_of(host: Host, files: Sequence[FileChange]) -> tuple[FileEdit, ...]:
     """The file changes as edits for the journal."""
-    return tuple(FileEdit(one.path, host.read_bytes(one.path), one.content) for one in files)
+    return tuple(FileEdit(file.path, host.read_bytes(file.path), file.content) for file in files)
 
 
 def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_run: bool) -> list[Block]:
     """Each file with its change and the reason; with `dry_run` its diff."""
-    reasons = {one.path: one.reason for one in files}
+    reasons = {file.path: file.reason for file in files}
     aside = {path.partition(SUFFIX)[0]: path for path in reasons if SUFFIX in path}
     mark = " (dry run)" if dry_run else ""
     blocks: list[Block] = []
@@ -279,8 +279,8 @@ def _others_left(job: Job, before: frozenset[tuple[str, str]]) -> GpunodeError |
     except GpunodeError as trouble:
         return trouble
     new, gone = (
-        {name: version for name, version in sorted(one) if name.partition(":")[0] not in job.watched}
-        for one in (now - before, before - now)
+        {name: version for name, version in sorted(changed) if name.partition(":")[0] not in job.watched}
+        for changed in (now - before, before - now)
     )
     if not new and not gone:
         return None
@@ -297,7 +297,7 @@ def _others_left(job: Job, before: frozenset[tuple[str, str]]) -> GpunodeError |
     )
     return PackagesError(
         f"other packages are not as before: {', '.join(texts)}",
-        hint="; ".join(shlex.join(one.argv) for one in commands),
+        hint="; ".join(shlex.join(command.argv) for command in commands),
     )
 
 

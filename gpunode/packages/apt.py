@@ -83,11 +83,11 @@ class Apt:
     @classmethod
     def of(cls, host: Host) -> Apt:
         """With the directories of this node's configuration."""
-        asked = [word for name, (key, _) in _PLACES.items() for word in (name, key)]
-        answer = host.run(["apt-config", "shell", *asked], timeout=_ASK_SECONDS)
-        said = dict(_assignments(answer.stdout)) if answer.ok else {}
+        keys = [word for name, (key, _) in _PLACES.items() for word in (name, key)]
+        answer = host.run(["apt-config", "shell", *keys], timeout=_ASK_SECONDS)
+        values = dict(_assignments(answer.stdout)) if answer.ok else {}
         return cls(
-            host, Places(*((said.get(name) or usual).rstrip("/") for name, (_, usual) in _PLACES.items()))
+            host, Places(*((values.get(name) or usual).rstrip("/") for name, (_, usual) in _PLACES.items()))
         )
 
     @property
@@ -119,12 +119,12 @@ class Apt:
 
         Its status shows whether a package is finished (dpkg-query(1)).
         """
-        found = {name: PackageState(name) for name in names}
+        states = {name: PackageState(name) for name in names}
         for name, version, status in self._status("Package", *names):  # of several architectures the last
-            if name in found:
+            if name in states:
                 half = status[1:2] in _HALF or status[2:3] == "R"
-                found[name] = PackageState(name, version, version, (), status.startswith("h"), half)
-        return found
+                states[name] = PackageState(name, version, version, (), status.startswith("h"), half)
+        return states
 
     def everything(self) -> frozenset[tuple[str, str]]:
         return frozenset((name, version) for name, version, _ in self._status("binary:Package"))
@@ -161,7 +161,7 @@ class Apt:
         return Command(argv, seconds=_UPDATE_SECONDS, changes=False)
 
     def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
-        return self._change("install", downgrade, tuple(one.named("=") for one in packages))
+        return self._change("install", downgrade, tuple(package.named("=") for package in packages))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         return self._change("install", downgrade, tuple(paths))
@@ -172,8 +172,8 @@ class Apt:
 
     def _change(self, verb: str, downgrade: bool, what: tuple[str, ...]) -> Command:
         allowed = ("--allow-downgrades",) if downgrade else ()
-        kept = _KEEP_CONFIGURATION if verb == "install" else ()
-        return Command(("apt-get", verb, "-y", "-q", *allowed, *kept, *what), _ENVIRON)
+        options = _KEEP_CONFIGURATION if verb == "install" else ()
+        return Command(("apt-get", verb, "-y", "-q", *allowed, *options, *what), _ENVIRON)
 
     def hold(self, names: Sequence[str]) -> Command:
         return Command(("apt-mark", "hold", *names), seconds=_ASK_SECONDS)
@@ -195,9 +195,9 @@ class Apt:
         steps = any(name.isdigit() for name in self.host.listdir(f"{admin}/updates"))
         if not steps and not audit.stdout.strip():
             return None
-        asked = ["apt-config", "dump", "--no-empty", "--format", "%v%n", "DPkg::Options"]
-        said = self.host.run(asked, timeout=_ASK_SECONDS).stdout.split("\n")
-        options = (*(one for one in said if one.startswith("-")), "--force-confdef", "--force-confold")
+        argv = ["apt-config", "dump", "--no-empty", "--format", "%v%n", "DPkg::Options"]
+        lines = self.host.run(argv, timeout=_ASK_SECONDS).stdout.split("\n")
+        options = (*(line for line in lines if line.startswith("-")), "--force-confdef", "--force-confold")
         return Command(("dpkg", *options, "--configure", "-a"), _ENVIRON, tolerated=True)
 
     def explain(self, done: Completed) -> Failure | None:
@@ -227,8 +227,8 @@ def _policies(text: str, held: set[str], half: set[str]) -> Iterator[PackageStat
             elif versions and (match := _ORIGIN.match(line)) and not match[1].endswith("/status"):
                 versions[-1][1].append(match[1].rstrip("/"))
         available = tuple(Available(version, tuple(origins)) for version, origins in versions)
-        shown = {key: "" if value == "(none)" else value for key, value in heads.items()}
-        here, candidate = shown.get("Installed", ""), shown.get("Candidate", "")
+        values = {key: "" if value == "(none)" else value for key, value in heads.items()}
+        here, candidate = values.get("Installed", ""), values.get("Candidate", "")
         yield PackageState(name, here, candidate, available, name in held, name in half)
 
 

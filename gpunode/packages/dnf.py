@@ -31,16 +31,16 @@ _PART = re.compile(r"[0-9]+|[a-zA-Z]+|[~^]")
 
 def installed(host: Host, names: Sequence[str]) -> Mapping[str, str]:
     """The newest installed version of each, with its epoch and release; missing packages are left out."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name, version in _queried(host, "-q", *names):
-        if name not in found or compare(version, found[name]) > 0:
-            found[name] = version
-    return found
+        if name not in versions or compare(version, versions[name]) > 0:
+            versions[name] = version
+    return versions
 
 
 def everything(host: Host) -> frozenset[tuple[str, str]]:
     """Name and version of every installed package; of some, such as kernels, there are several versions."""
-    return frozenset(one for one in _queried(host, "-qa") if one[0] != "gpg-pubkey")  # a key, not a package
+    return frozenset(row for row in _queried(host, "-qa") if row[0] != "gpg-pubkey")  # a key, not a package
 
 
 def _queried(host: Host, *arguments: str) -> Iterator[tuple[str, str]]:
@@ -69,7 +69,7 @@ def _state(
 ) -> PackageState:
     offered = newest_first(offers)
     candidate = offered[0].version if offered else version
-    missing = version and all(one.version != version for one in offered)
+    missing = version and all(offer.version != version for offer in offered)
     available = newest_first([*offers, (version, "")]) if missing else offered
     return PackageState(name, version, candidate, available, locked(host, family, name))
 
@@ -88,7 +88,11 @@ def newest_first(offers: Iterable[tuple[str, str]]) -> tuple[Available, ...]:
 def compare(first: str, second: str) -> int:
     """-1, 0 or 1 as rpm orders ``epoch:version-release``; no epoch is epoch 0."""
     return next(
-        (order for one, two in zip(_split(first), _split(second), strict=True) if (order := _part(one, two))),
+        (
+            order
+            for left, right in zip(_split(first), _split(second), strict=True)
+            if (order := _part(left, right))
+        ),
         0,
     )
 
@@ -100,26 +104,26 @@ def _split(version: str) -> tuple[str, str, str]:
 
 
 def _part(first: str, second: str) -> int:
-    ones, twos = _PART.findall(first), _PART.findall(second)
-    for one, two in zip(ones, twos, strict=False):
-        if (order := _word(one, two)) != 0:
+    left_parts, right_parts = _PART.findall(first), _PART.findall(second)
+    for left, right in zip(left_parts, right_parts, strict=False):
+        if (order := _word(left, right)) != 0:
             return order
-    if len(ones) == len(twos):
+    if len(left_parts) == len(right_parts):
         return 0
-    longer, sign = (ones, 1) if len(ones) > len(twos) else (twos, -1)
-    return -sign if longer[min(len(ones), len(twos))] == "~" else sign
+    longer, sign = (left_parts, 1) if len(left_parts) > len(right_parts) else (right_parts, -1)
+    return -sign if longer[min(len(left_parts), len(right_parts))] == "~" else sign
 
 
-def _word(one: str, two: str) -> int:
+def _word(left: str, right: str) -> int:
     """A tilde is older than anything, a caret older than any word; numbers are newer than letters."""
     for mark in "~^":
-        if mark in (one, two) and one != two:
-            return -1 if one == mark else 1
-    if one.isdigit() and two.isdigit():
-        return (int(one) > int(two)) - (int(one) < int(two))
-    if one.isdigit() != two.isdigit():
-        return 1 if one.isdigit() else -1
-    return (one > two) - (one < two)
+        if mark in (left, right) and left != right:
+            return -1 if left == mark else 1
+    if left.isdigit() and right.isdigit():
+        return (int(left) > int(right)) - (int(left) < int(right))
+    if left.isdigit() != right.isdigit():
+        return 1 if left.isdigit() else -1
+    return (left > right) - (left < right)
 
 
 _ASK_SECONDS = 120.0  # it may read the repositories' metadata first
@@ -200,7 +204,7 @@ class Dnf:
 
     def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
         """dnf installs the version that is named, even an older one, without an option."""
-        return self._change("install", *(one.named("-") for one in packages))
+        return self._change("install", *(package.named("-") for package in packages))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         """Without repositories, since files are meant for machines without a network.

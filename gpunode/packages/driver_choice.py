@@ -90,10 +90,10 @@ def _name(rows: list[Supports], fits: Any) -> str:
 
 
 def _branch(situation: Situation, wish: Wish, need: _Need) -> tuple[int, Decision]:
-    asked = driver.branch(wish.version) or wish.branch
-    if asked:
+    requested = driver.branch(wish.version) or wish.branch
+    if requested:
         option = f"--version {wish.version}" if wish.version else f"--branch {wish.branch}"
-        return asked, Decision("branch", str(asked), "requested on the command line", option)
+        return requested, Decision("branch", str(requested), "requested on the command line", option)
     here = driver.branch(situation.version)
     fits = here and need.first <= here and not (need.last and here > need.last)
     if fits and (driver.ended(here) is None or here == need.last):
@@ -185,7 +185,11 @@ def against_unknown(situation: Situation, branch: int) -> Refusal:
     """The refusal of a branch that isn't known, with those that drive the GPUs and get fixes."""
     need = _need(situation)
     known = sorted(row["branch"] for row in table(BRANCHES).rows)
-    fit = [one for one in known if driver.ended(one) is None and not _against_branch(need, one)]
+    fit = [
+        known_branch
+        for known_branch in known
+        if driver.ended(known_branch) is None and not _against_branch(need, known_branch)
+    ]
     return Refusal(
         "branch-unknown",
         f"branch {branch} is unknown: no table of gpunode and no repository here has it",

@@ -87,21 +87,23 @@ class Situation:
 
     def has(self, address: str) -> bool:
         """Whether a repository file has this address, on any line."""
-        return any(address in one for one in self._lines if not one.startswith("#"))
+        return any(address in line for line in self._lines if not line.startswith("#"))
 
     def ids(self, address: str) -> tuple[str, ...]:
         """The ids in dnf or zypper of the repositories at this address; the administrator may choose them."""
-        found, name = [], ""
-        for one in self._lines:
-            if one.startswith("[") and one.endswith("]"):
-                name = one[1:-1]
-            elif address in one and not one.startswith("#") and name:
-                found.append(name)
-        return tuple(dict.fromkeys(found))
+        names, name = [], ""
+        for line in self._lines:
+            if line.startswith("[") and line.endswith("]"):
+                name = line[1:-1]
+            elif address in line and not line.startswith("#") and name:
+                names.append(name)
+        return tuple(dict.fromkeys(names))
 
     @property
     def _lines(self) -> tuple[str, ...]:
-        return tuple(one.strip().replace("$basearch", self.architecture) for one in self.repositories)
+        return tuple(
+            repository.strip().replace("$basearch", self.architecture) for repository in self.repositories
+        )
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -188,10 +190,10 @@ class DriverPlan:
             return ""
         import hashlib
 
-        files = [(one.path, one.content) for one in self.files]
+        files = [(file.path, file.content) for file in self.files]
         done = [self.branch, self.flavour, self.version, self.packages, files, self.changes, self.reboot]
-        said = repr([*done, [one.text for one in self.commands]])
-        return hashlib.sha256(said.encode()).hexdigest()[:12]
+        text = repr([*done, [command.text for command in self.commands]])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 # The node's state, read for the driver's plan. Reading changes nothing.
@@ -231,7 +233,7 @@ def read_situation(node: Node) -> Situation:
         kernel=node.kernel,
         next_kernel=node.next_kernel,
         gpus=node.gpus,
-        version=node.driver_version if _here(node) else "",
+        version=node.driver_version if _is_installed(node) else "",
         opened=node.module_open,
         loaded=node.module is not None,
         packages=node.packages,
@@ -246,7 +248,7 @@ def read_situation(node: Node) -> Situation:
         key_waits=bool(secure and driver.waiting_keys(host)),
         nouveau=nouveau,
         nouveau_kept_out=not nouveau and (bool(options.refused("nouveau")) or not _has_nouveau(node)),
-        headers=tuple(one for one in _kernels(node) if driver.has_headers(host, one)),
+        headers=tuple(kernel for kernel in _kernels(node) if driver.has_headers(host, kernel)),
         debian_own=_debians(node),
         switches=read_or("NVSwitches", lambda: len(node.switches), 0),
         nvlink5=nvlink5,
@@ -262,7 +264,7 @@ def _debians(node: Node) -> bool:
     return loaded or any(name.startswith("nvidia-current") for name in node.host.listdir("/var/lib/dkms"))
 
 
-def _here(node: Node) -> bool:
+def _is_installed(node: Node) -> bool:
     """Whether a driver is installed: modinfo may still report a module that belongs to no kernel."""
     return node.module is not None or node.module_built or bool(node.dkms)
 
@@ -282,15 +284,15 @@ def _operator_driver(node: Node) -> str:
 
 def _kernels_own(node: Node) -> tuple[str, ...]:
     """nouveau and nova: each GPU that they hold, or that they are loaded while nvidia isn't."""
-    held = tuple(
+    owners = tuple(
         f"{gpu.driver} owns {gpu.address}"
         for gpu in node.gpus
         if (gpu.driver or "").lower().startswith(("nouveau", "nova"))
     )
-    if held or node.module is not None:
-        return held
+    if owners or node.module is not None:
+        return owners
     return tuple(f"{name} is loaded" for name in _KERNELS_OWN if driver.module_loaded(node.host, name))
 
 
 def _has_nouveau(node: Node) -> bool:
-    return any(driver.has_module_file(node.host, one, "nouveau") for one in _kernels(node))
+    return any(driver.has_module_file(node.host, kernel, "nouveau") for kernel in _kernels(node))

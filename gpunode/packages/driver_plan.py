@@ -96,16 +96,16 @@ def make_known(route: Route, manager: Manager) -> tuple[Command, ...]:
 
 def files(situation: Situation, route: Route) -> tuple[FileChange, ...]:
     """The repository's files, and the file that disables nouveau at the next boot."""
-    found = [*repository_files(route, situation.distribution.family)]
+    changes = [*repository_files(route, situation.distribution.family)]
     if not situation.nouveau_kept_out:
-        found.append(FileChange(NOUVEAU_FILE, NOUVEAU_TEXT.encode(), "nouveau stays away from the GPUs"))
-    if any(one.lower().startswith("nova") for one in situation.nouveau):
-        found.append(FileChange(NOVA_FILE, NOVA_TEXT.encode(), "nova stays away from the GPUs"))
+        changes.append(FileChange(NOUVEAU_FILE, NOUVEAU_TEXT.encode(), "nouveau stays away from the GPUs"))
+    if any(driver_name.lower().startswith("nova") for driver_name in situation.nouveau):
+        changes.append(FileChange(NOVA_FILE, NOVA_TEXT.encode(), "nova stays away from the GPUs"))
     if situation.switches and situation.nvlink5:
-        found.append(
+        changes.append(
             FileChange(_UMAD_FILE, b"ib_umad\n", "the fabric manager talks to the switches through it")
         )
-    return tuple(found)
+    return tuple(changes)
 
 
 def changes_stream(situation: Situation, route: Route, choice: Choice) -> bool:
@@ -151,14 +151,18 @@ def install_commands(
     Packages of which the version isn't known yet are limited to the `branch`: a bare name would install the
     newest driver.
     """
-    found = [manager.install(headers)] if headers else []
-    pins = [one for one in packages if is_pin(one.name) and (not one.version or one.installed != one.version)]
-    rest = [one for one in packages if not is_pin(one.name)]
-    found += [manager.install(_requests(pins, branch))] if pins else []
-    older = any(one.installed and one.installed != one.version for one in rest)
+    commands = [manager.install(headers)] if headers else []
+    pins = [
+        package
+        for package in packages
+        if is_pin(package.name) and (not package.version or package.installed != package.version)
+    ]
+    rest = [package for package in packages if not is_pin(package.name)]
+    commands += [manager.install(_requests(pins, branch))] if pins else []
+    older = any(package.installed and package.installed != package.version for package in rest)
     install = manager.install(_requests(rest, branch), downgrade=older and manager.name != "dnf")
-    found.append(_erasing(install, manager) if switching else install)
-    return tuple(found)
+    commands.append(_erasing(install, manager) if switching else install)
+    return tuple(commands)
 
 
 def is_pin(name: str) -> bool:
@@ -167,7 +171,9 @@ def is_pin(name: str) -> bool:
 
 
 def _requests(packages: Sequence[DriverPackage], branch: int) -> tuple[PackageRequest, ...]:
-    return tuple(PackageRequest(one.name, one.version, branch if one.exact else 0) for one in packages)
+    return tuple(
+        PackageRequest(package.name, package.version, branch if package.exact else 0) for package in packages
+    )
 
 
 def _erasing(command: Command, manager: Manager) -> Command:
@@ -195,15 +201,15 @@ def finishing_commands(
 
     It starts now if nothing prevents that, else at the next boot.
     """
-    found: list[Command] = []
+    commands: list[Command] = []
     fabric = ("ib_umad",) if situation.switches and situation.nvlink5 else ()
     if not reboot:
         modules = ("nvidia", "nvidia-uvm", *fabric)
-        found += [Command(("modprobe", name), seconds=120.0, changes=False) for name in modules]
-    for unit in _units([one.name for one in packages]):
+        commands += [Command(("modprobe", name), seconds=120.0, changes=False) for name in modules]
+    for unit in _units([package.name for package in packages]):
         now = () if reboot else ("--now",)
-        found.append(Command(("systemctl", "enable", *now, unit), seconds=180.0, changes=False))
-    return (*found, *hold)
+        commands.append(Command(("systemctl", "enable", *now, unit), seconds=180.0, changes=False))
+    return (*commands, *hold)
 
 
 def _units(names: Sequence[str]) -> tuple[str, ...]:
@@ -237,8 +243,8 @@ _MAKE_KEY = {  # dkms(8) and Ubuntu's shim-signed; each is enrolled with a passw
 _REFRESH = {"apt": "apt-get update", "dnf": "dnf makecache --refresh", "zypper": "zypper refresh"}
 
 
-def hint_of(code: str, manager: str, said: str) -> str:
-    """The hint for a package manager's error during a driver's installation; else `said`."""
+def hint_of(code: str, manager: str, message: str) -> str:
+    """The hint for a package manager's error during a driver's installation; else `message`."""
     refresh = _REFRESH.get(manager, "refresh its indexes")
     return {
         Trouble.SIGNATURE: "the repository's key is missing, expired or another: put the right one in place",
@@ -249,7 +255,7 @@ def hint_of(code: str, manager: str, said: str) -> str:
         "holds rhel9, ubuntu2404 and so on",
         Trouble.NOT_FOUND: f"{manager}'s indexes are old: {refresh}, then gpunode driver plan",
         "half-installed": "compare the current and the planned state: gpunode driver plan",
-    }.get(code, said)
+    }.get(code, message)
 
 
 def against_node(situation: Situation) -> tuple[Refusal, ...]:
@@ -319,11 +325,11 @@ def _in_use(situation: Situation) -> Iterator[Refusal]:
     users = situation.users.users
     if not users:
         return
-    shown = ", ".join(str(one) for one in users[:_FEW])
+    users_text = ", ".join(str(user) for user in users[:_FEW])
     more = f" and {len(users) - _FEW} more" if len(users) > _FEW else ""
     yield Refusal(
         "gpu-in-use",
-        f"the GPUs are in use: {shown}{more}",
+        f"the GPUs are in use: {users_text}{more}",
         "drain the node or end them first: new GPU programs fail from the change of the driver to the reboot",
     )
 
@@ -378,11 +384,15 @@ def previewed(
         hint = hint_of(error.code, manager.name, error.hint)
         refusal = Refusal("package-manager", error.message, hint)
         return replace(plan, refusals=(refusal,)), ()
-    gone = [one.name for one in changes if not one.after and not any(word in one.name for word in _DRIVERS)]
-    if gone:
+    removed = [
+        change.name
+        for change in changes
+        if not change.after and not any(word in change.name for word in _DRIVERS)
+    ]
+    if removed:
         refusal = Refusal(
             "takes-others-out",
-            f"{manager.name} would take these packages out as well: {', '.join(gone)}",
+            f"{manager.name} would take these packages out as well: {', '.join(removed)}",
             "find out why; remove them yourself if they are not needed, then run this again",
         )
         plan = replace(plan, refusals=(refusal,))
@@ -400,8 +410,12 @@ def unable_to_hold(manager: Manager) -> tuple[Refusal, ...]:
 
 def to_hold(plan: DriverPlan, changes: Sequence[PackageChange]) -> list[str]:
     """The driver's packages, and the libraries installed with them, which must keep their version too."""
-    along = [one.name for one in changes if one.after and ("nvidia" in one.name or "libcuda" in one.name)]
-    return list(dict.fromkeys((*(one.name for one in plan.packages), *along)))
+    along = [
+        change.name
+        for change in changes
+        if change.after and ("nvidia" in change.name or "libcuda" in change.name)
+    ]
+    return list(dict.fromkeys((*(package.name for package in plan.packages), *along)))
 
 
 _NO_NEW_KERNELS = (
@@ -423,7 +437,9 @@ def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
         refusals=(*barred, *choice.refusals),
         notes=(*choice.notes, *(f"not looked at: {what}" for what in situation.unread)),
     )
-    if not situation.gpus or any(one.code in ("container", "wsl2", "tegra", "immutable") for one in barred):
+    if not situation.gpus or any(
+        refusal.code in ("container", "wsl2", "tegra", "immutable") for refusal in barred
+    ):
         return replace(base, branch=0, flavour="", decisions=(), notes=())
     route = choose_route(situation, wish, choice)
     base = replace(
@@ -445,26 +461,28 @@ def _with_packages(
     known = bool(states) and not route.add and not changes_stream(situation, route, choice)
     way = _way(situation, route, choice, states, known)
     names = package_names(situation, route, choice, way)
-    found = resolve(names, states, choice, route, wish) if known else _unresolved(names, situation, wish)
-    if not found.version and not choice.refusals and not is_known(choice.branch):
-        found = Resolved(refusals=(against_unknown(situation, choice.branch),))
+    resolved = resolve(names, states, choice, route, wish) if known else _unresolved(names, situation, wish)
+    if not resolved.version and not choice.refusals and not is_known(choice.branch):
+        resolved = Resolved(refusals=(against_unknown(situation, choice.branch),))
     needs = to_build(situation, route, headers, states) if way == DKMS else ((), ())
     signed = way == PREBUILT or (route.name == "suse" and choice.flavour == OPEN)
-    refusals = (*base.refusals, *found.refusals, *against_module(situation, signed=signed), *needs[1])
-    decisions = (*base.decisions, *_decisions(situation, way, found, headers, known=known))
-    notes = (*base.notes, *found.notes, *_fits(situation, base), *((why,) if why else ()))
-    if states and not known and found.packages:
+    refusals = (*base.refusals, *resolved.refusals, *against_module(situation, signed=signed), *needs[1])
+    decisions = (*base.decisions, *_decisions(situation, way, resolved, headers, known=known))
+    notes = (*base.notes, *resolved.notes, *_fits(situation, base), *((why,) if why else ()))
+    if states and not known and resolved.packages:
         notes += ("exact versions are known once the package manager has read the repository",)
     plan = replace(
-        base, version=found.version, packages=found.packages, decisions=decisions, refusals=refusals,
-        notes=notes, resolved=known and bool(found.version),
+        base, version=resolved.version, packages=resolved.packages, decisions=decisions, refusals=refusals,
+        notes=notes, resolved=known and bool(resolved.version),
         watched=_considered(situation, route, choice, headers),
     )  # fmt: skip
     end = manager.finish() if states else None
     if end is None and _up_to_date(situation, plan):
         if not situation.loaded:
             notes += ("the driver is installed and not loaded; gpunode doctor says why",)
-        loose = [one.name for one in plan.packages if not states[one.name].held] if wish.hold else []
+        loose = (
+            [package.name for package in plan.packages if not states[package.name].held] if wish.hold else []
+        )
         if loose:
             return replace(plan, commands=(manager.hold(loose),), notes=notes)
         return replace(plan, up_to_date=True, notes=notes)
@@ -517,15 +535,15 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
         plan, files=files(situation, route), commands=steps,
         preparing=len(preparing) and len(preparing) + bool(work.end),
         finishing=len(finishing), changes=changes, reboot=reboot,
-        watched=tuple(dict.fromkeys((*plan.watched, *(one.name for one in changes), *_here(situation)))),
+        watched=tuple(dict.fromkeys((*plan.watched, *(entry.name for entry in changes), *_here(situation)))),
         stream_back=streams_back(situation, route, choice, manager),
     )  # fmt: skip
 
 
 def _here(situation: Situation) -> tuple[str, ...]:
     """The installed packages of the driver, which a new one may replace."""
-    found = situation.packages.containing("nvidia")
-    return tuple(one.name for one in found if "container" not in one.name)
+    packages = situation.packages.containing("nvidia")
+    return tuple(package.name for package in packages if "container" not in package.name)
 
 
 def _fits(situation: Situation, base: DriverPlan) -> tuple[str, ...]:
@@ -542,8 +560,8 @@ def _considered(
     situation: Situation, route: Route, choice: Choice, headers: Mapping[str, PackageRequest]
 ) -> tuple[str, ...]:
     """Every package that the plan may name, for each kind of module."""
-    names = [one.name for way in route.ways for one in package_names(situation, route, choice, way)]
-    return tuple(dict.fromkeys((*names, *(one.name for one in headers.values()))))
+    names = [package.name for way in route.ways for package in package_names(situation, route, choice, way)]
+    return tuple(dict.fromkeys((*names, *(header.name for header in headers.values()))))
 
 
 def _look(
@@ -568,7 +586,9 @@ def _way(situation: Situation, route: Route, choice: Choice, states: States, kno
     """Prebuilt modules if the archive has them for this kind of kernel, else DKMS."""
     for way in route.ways[:-1]:
         names = package_names(situation, route, choice, way)
-        if not known or all(states[one.name].available for one in names if one.must and not one.exact):
+        if not known or all(
+            states[package.name].available for package in names if package.must and not package.exact
+        ):
             return way
     return route.ways[-1]
 
@@ -576,20 +596,20 @@ def _way(situation: Situation, route: Route, choice: Choice, states: States, kno
 def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> Resolved:
     here = situation.packages.installed
     packages = tuple(
-        DriverPackage(one.name, "", here[one.name].version if one.name in here else "", "", one.exact)
-        for one in names
-        if one.must or one.name in here or is_pin(one.name)
+        DriverPackage(entry.name, "", here[entry.name].version if entry.name in here else "", "", entry.exact)
+        for entry in names
+        if entry.must or entry.name in here or is_pin(entry.name)
     )
     return Resolved(wish.version, packages)
 
 
 def _decisions(
-    situation: Situation, way: str, found: Resolved, headers: Mapping[str, PackageRequest], *, known: bool
+    situation: Situation, way: str, resolved: Resolved, headers: Mapping[str, PackageRequest], *, known: bool
 ) -> tuple[Decision, ...]:
     decisions = []
-    if found.version:
+    if resolved.version:
         decisions.append(
-            Decision("version", found.version, "the newest that every package here has", "package manager")
+            Decision("version", resolved.version, "the newest that every package here has", "package manager")
         )
     if way == PREBUILT:
         reason = "the archive has modules for Ubuntu's kernels"
@@ -626,14 +646,14 @@ def _reboot(situation: Situation, plan: DriverPlan, way: str) -> str:
         return "the module of the other kind is loaded"
     if situation.nouveau:
         return f"{situation.nouveau[0]}: it lets go of the GPUs with the next boot"
-    prebuilt = any(one.name.endswith(f"-{situation.kernel}") for one in plan.packages)
+    prebuilt = any(package.name.endswith(f"-{situation.kernel}") for package in plan.packages)
     if way == PREBUILT and plan.resolved and not prebuilt:
         return f"there is no module for the running kernel {situation.kernel}: a newer kernel comes along"
     return ""
 
 
 def _up_to_date(situation: Situation, plan: DriverPlan) -> bool:
-    if not plan.resolved or any(one.code != "gpu-in-use" for one in plan.refusals):
+    if not plan.resolved or any(refusal.code != "gpu-in-use" for refusal in plan.refusals):
         return False
-    same = all(one.installed == one.version for one in plan.packages)
+    same = all(package.installed == package.version for package in plan.packages)
     return same and (not situation.version or driver_version(situation.version) == plan.version)

@@ -78,7 +78,7 @@ def choose_route(situation: Situation, wish: Wish, choice: Choice) -> Route:
     """Choose by the distribution, the installed packages and the user's options."""
     system = situation.distribution
     own = {"ubuntu": UBUNTU, "debian": DEBIAN}.get(system.id, SUSE if system.family == "suse" else "")
-    foreign = next((who for name, who in _FOREIGN.items() if name in situation.packages.installed), "")
+    foreign = next((vendor for name, vendor in _FOREIGN.items() if name in situation.packages.installed), "")
     if foreign and wish.repository != NVIDIA:
         message = f"the driver here comes from {foreign}"
         return Route(
@@ -108,12 +108,22 @@ _WHERE = {
 
 def _prefers_own(situation: Situation, own: str) -> tuple[bool, str, str]:
     """Whether the distribution's own packages are preferred on this node, and why."""
-    driver = [one for one in situation.packages.containing("nvidia") if "container" not in one.name]
+    driver = [
+        package for package in situation.packages.containing("nvidia") if "container" not in package.name
+    ]
     if own == DEBIAN:
-        there = [one for one in driver if one.name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms")]
-        mine = [one for one in there if "~deb" in one.version or not situation.nvidia_repository]
-        return bool(mine) or situation.debian_own, "the driver here is Debian's own", "package database"
-    if any(_ARCHIVE_RELEASE in one.version for one in driver):
+        there = [
+            package for package in driver if package.name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms")
+        ]
+        own_packages = [
+            package for package in there if "~deb" in package.version or not situation.nvidia_repository
+        ]
+        return (
+            bool(own_packages) or situation.debian_own,
+            "the driver here is Debian's own",
+            "package database",
+        )
+    if any(_ARCHIVE_RELEASE in package.version for package in driver):
         return True, "the driver here is from it", "package database"
     if situation.nvidia_repository:
         return False, "", ""
@@ -265,9 +275,9 @@ def kernel_kind(situation: Situation) -> str:
     if situation.distribution.id != "ubuntu":
         return kind
     tracks = [
-        one.name.removeprefix("linux-image-")
-        for one in situation.packages.starting(f"linux-image-{kind}")
-        if one.name.removeprefix("linux-image-").startswith((f"{kind}-hwe-", f"{kind}-lts-"))
+        package.name.removeprefix("linux-image-")
+        for package in situation.packages.starting(f"linux-image-{kind}")
+        if package.name.removeprefix("linux-image-").startswith((f"{kind}-hwe-", f"{kind}-lts-"))
     ]
     return tracks[-1] if tracks else kind
 
@@ -280,8 +290,12 @@ _EPEL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{}.noarch.rpm
 def lacking_headers(situation: Situation) -> dict[str, PackageRequest]:
     """By kernel, the package that it needs for building modules; only for kernels without it."""
     family = situation.distribution.family
-    found = {one: header_package(family, one) for one in situation.kernels if one not in situation.headers}
-    return {release: PackageRequest(*package) for release, package in found.items() if package[0]}
+    packages = {
+        release: header_package(family, release)
+        for release in situation.kernels
+        if release not in situation.headers
+    }
+    return {release: PackageRequest(*package) for release, package in packages.items() if package[0]}
 
 
 def to_build(
@@ -309,9 +323,9 @@ def to_build(
 def _offered(state: PackageState, version: str) -> str:
     """The matching version in full; empty if none is offered."""
     fits = (
-        one.version
-        for one in state.available
-        if not version or matches(one.version, version) or one.version.startswith(f"{version}.")
+        offer.version
+        for offer in state.available
+        if not version or matches(offer.version, version) or offer.version.startswith(f"{version}.")
     )
     return next(fits, "")
 
@@ -319,10 +333,10 @@ def _offered(state: PackageState, version: str) -> str:
 def _no_headers(situation: Situation, release: str, package: PackageRequest) -> Refusal:
     running = release == situation.kernel
     first = "boot" if running else "install"
-    named = f"{package.name}-{package.version}" if package.version else package.name
+    spec = f"{package.name}-{package.version}" if package.version else package.name
     return Refusal(
         "headers-missing",
-        f"the headers of kernel {release} aren't available: no repository offers {named}",
+        f"the headers of kernel {release} aren't available: no repository offers {spec}",
         f"{first} a kernel with available headers, then run this again",
     )
 
@@ -360,29 +374,31 @@ def resolve(
     names: Sequence[Name], states: Mapping[str, PackageState], choice: Choice, route: Route, wish: Wish
 ) -> Resolved:
     """The newest driver of the branch that is offered for all packages which must have its version."""
-    offers = {one.name: _offers(states[one.name], route, one.exact) for one in names}
-    left_out = [one.name for one in names if not one.must and not offers[one.name]]
-    missing = [one.name for one in names if one.must and not offers[one.name]]
+    offers = {package.name: _offers(states[package.name], route, package.exact) for package in names}
+    left_out = [package.name for package in names if not package.must and not offers[package.name]]
+    missing = [package.name for package in names if package.must and not offers[package.name]]
     notes = [f"{name} is left out: no repository offers it" for name in left_out]
     if missing:
         return Resolved(refusals=(_missing(missing, choice, route),), notes=tuple(notes))
-    desired = [one for one in names if offers[one.name]]
-    exact = {one.name: offers[one.name] for one in desired if one.exact}
+    desired = [package for package in names if offers[package.name]]
+    exact = {package.name: offers[package.name] for package in desired if package.exact}
     jump = _transitional(exact, choice)
     if jump is not None:
         return Resolved(refusals=(jump,), notes=tuple(notes))
     shared = _shared([offers for name, offers in exact.items()], choice, wish)
     if not shared:
-        optional = {one.name for one in desired if one.exact and not one.must}
+        optional = {package.name for package in desired if package.exact and not package.must}
         needed = {name: offers for name, offers in exact.items() if name not in optional}
         shared = _shared(list(needed.values()), choice, wish)
         if not shared or not optional:
             return Resolved(refusals=(_nothing_shared(needed, choice, wish),), notes=tuple(notes))
-        behind = [name for name in optional if shared not in map(_own, exact[name])]
-        notes += [f"{name} is left out: it isn't available in {shared}" for name in sorted(behind)]
-        desired = [one for one in desired if one.name not in behind]
-    packages = tuple(_package(one, states[one.name], offers[one.name], shared) for one in desired)
-    refusals = (*_held(packages, states), *_disagreement(desired, states, route))
+        lagging = [name for name in optional if shared not in map(_own, exact[name])]
+        notes += [f"{name} is left out: it isn't available in {shared}" for name in sorted(lagging)]
+        desired = [package for package in desired if package.name not in lagging]
+    packages = tuple(
+        _package(package, states[package.name], offers[package.name], shared) for package in desired
+    )
+    refusals = (*_hold_refusals(packages, states), *_disagreement(desired, states, route))
     return Resolved(shared, packages, refusals, tuple(notes))
 
 
@@ -392,20 +408,20 @@ def _offers(state: PackageState, route: Route, exact: bool) -> tuple[Available, 
         return state.available
     desired = _OTHERS if route.name in (UBUNTU, DEBIAN) else _NVIDIA
     return tuple(
-        one
-        for one in state.available
-        if not one.origins or any(_vendor(origin, route) == desired for origin in one.origins)
+        offer
+        for offer in state.available
+        if not offer.origins or any(_vendor(origin, route) == desired for origin in offer.origins)
     )
 
 
 def _vendor(origin: str, route: Route) -> str:
-    mine = (
+    is_nvidia = (
         REPOSITORY in origin
         or origin.startswith("cuda-")
         or origin in route.ids
         or (route.base and origin.startswith(route.base))
     )
-    return _NVIDIA if mine else _OTHERS
+    return _NVIDIA if is_nvidia else _OTHERS
 
 
 def _own(offer: Available) -> str:
@@ -414,18 +430,20 @@ def _own(offer: Available) -> str:
 
 def _shared(offers: Sequence[tuple[Available, ...]], choice: Choice, wish: Wish) -> str:
     """The newest driver version that all have, of the branch or the requested one; empty if none."""
-    sets = [{_own(one) for one in some} for some in offers]
+    sets = [{_own(offer) for offer in package_offers} for package_offers in offers]
     common = set.intersection(*sets) if sets else set()
-    fit = [one for one in common if branch(one) == choice.branch and wish.version in ("", one)]
+    fit = [
+        version for version in common if branch(version) == choice.branch and wish.version in ("", version)
+    ]
     return max(fit, key=version_numbers, default="")
 
 
 def _transitional(exact: Mapping[str, tuple[Available, ...]], choice: Choice) -> Refusal | None:
     """A package named after one branch that installs another: Ubuntu's transitional packages."""
     for name, offers in exact.items():
-        found = {branch(_own(one)) for one in offers}
-        if str(choice.branch) in re.split(r"[^0-9]+", name) and found and choice.branch not in found:
-            newest = max(offers, key=lambda one: version_numbers(_own(one)))
+        branches = {branch(_own(offer)) for offer in offers}
+        if str(choice.branch) in re.split(r"[^0-9]+", name) and branches and choice.branch not in branches:
+            newest = max(offers, key=lambda offer: version_numbers(_own(offer)))
             number = branch(_own(newest))
             return Refusal(
                 "transitional-package",
@@ -453,37 +471,41 @@ def _missing(names: Sequence[str], choice: Choice, route: Route) -> Refusal:
 
 
 def _nothing_shared(exact: Mapping[str, tuple[Available, ...]], choice: Choice, wish: Wish) -> Refusal:
-    shown = ", ".join(f"{name} {_newest(offers, choice)}" for name, offers in exact.items())
+    newest_texts = ", ".join(f"{name} {_newest(offers, choice)}" for name, offers in exact.items())
     what = f"version {wish.version}" if wish.version else f"one version of branch {choice.branch}"
     return Refusal(
         "no-common-version",
-        f"{what} isn't offered for all packages: {shown}",
+        f"{what} isn't offered for all packages: {newest_texts}",
         "name a version that all have with --version, or wait until the repository has them",
     )
 
 
 def _newest(offers: Sequence[Available], choice: Choice) -> str:
-    fit = [_own(one) for one in offers if branch(_own(one)) == choice.branch]
+    fit = [_own(offer) for offer in offers if branch(_own(offer)) == choice.branch]
     return max(fit, key=version_numbers, default="not at all")
 
 
-def _package(one: Name, state: PackageState, offers: Sequence[Available], version: str) -> DriverPackage:
-    chosen = offers[0]
-    if one.exact:
-        chosen = next(offer for offer in offers if _own(offer) == version)
+def _package(package: Name, state: PackageState, offers: Sequence[Available], version: str) -> DriverPackage:
+    selected = offers[0]
+    if package.exact:
+        selected = next(offer for offer in offers if _own(offer) == version)
     elif state.candidate:
-        chosen = state.offered(state.candidate) or chosen
-    return DriverPackage(one.name, chosen.version, state.installed, next(iter(chosen.origins), ""), one.exact)
+        selected = state.offered(state.candidate) or selected
+    return DriverPackage(
+        package.name, selected.version, state.installed, next(iter(selected.origins), ""), package.exact
+    )
 
 
-def _held(packages: Sequence[DriverPackage], states: Mapping[str, PackageState]) -> Iterator[Refusal]:
+def _hold_refusals(
+    packages: Sequence[DriverPackage], states: Mapping[str, PackageState]
+) -> Iterator[Refusal]:
     names = [
-        one.name
-        for one in packages
-        if states[one.name].held and one.installed and one.installed != one.version
+        package.name
+        for package in packages
+        if states[package.name].held and package.installed and package.installed != package.version
     ]
     if names:
-        here = next(one.installed for one in packages if one.name == names[0])
+        here = next(package.installed for package in packages if package.name == names[0])
         yield Refusal(
             "held",
             f"a package hold keeps {', '.join(names)} at {driver_version(here)}",
@@ -497,16 +519,18 @@ def _disagreement(
     """Two repositories with the same packages in different versions: upgrades alternate between them."""
     if route.said or route.name == SUSE:
         return
-    for one in names:
+    for package in names:
         newest: dict[str, str] = {}
-        for offer in states[one.name].available:
+        for offer in states[package.name].available:
             for origin in offer.origins:
                 newest.setdefault(_vendor(origin, route), offer.version)
-        if one.exact and len(newest) > 1 and len(set(newest.values())) > 1:
-            shown = " and ".join(f"{version} ({vendor})" for vendor, version in sorted(newest.items()))
+        if package.exact and len(newest) > 1 and len(set(newest.values())) > 1:
+            versions_text = " and ".join(
+                f"{version} ({vendor})" for vendor, version in sorted(newest.items())
+            )
             yield Refusal(
                 "two-repositories",
-                f"two repositories offer {one.name}: {shown}",
+                f"two repositories offer {package.name}: {versions_text}",
                 "say which: --repository distribution, or --repository nvidia; --hold keeps it there",
             )
             return

@@ -62,8 +62,8 @@ def _manager(host: Host, family: str, there: Sequence[str]) -> Manager:
 
     program = there[0] if there else "dnf"
     # dnf is either release; where both are installed, locks and history belong to the one that it is
-    found = host.which(program)
-    is_five = found is not None and host.realpath(found).endswith("/dnf5")
+    path = host.which(program)
+    is_five = path is not None and host.realpath(path).endswith("/dnf5")
     return Dnf(host, "dnf5" if is_five else program)
 
 

@@ -59,13 +59,15 @@ class PackageState:
 
         ``1.20.0`` matches ``1.20.0-1``. Of several revisions the newest.
         """
-        exact = [one for one in self.available if one.version == version]
-        return next(iter([*exact, *(one for one in self.available if matches(one.version, version))]), None)
+        exact = [offer for offer in self.available if offer.version == version]
+        return next(
+            iter([*exact, *(offer for offer in self.available if matches(offer.version, version))]), None
+        )
 
     def origins(self, version: str) -> tuple[str, ...]:
         """The repositories of that version; empty if none is known."""
-        found = self.offered(version)
-        return found.origins if found else ()
+        offer = self.offered(version)
+        return offer.origins if offer else ()
 
 
 def matches(version: str, desired: str) -> bool:
@@ -165,8 +167,8 @@ class Lock:
     name: str = ""
 
     def __str__(self) -> str:
-        who = self.name or "another process"
-        return f"{who} (process {self.pid})" if self.pid else who
+        holder_name = self.name or "another process"
+        return f"{holder_name} (process {self.pid})" if self.pid else holder_name
 
 
 class Trouble(StrEnum):
@@ -269,16 +271,16 @@ def holder(host: Host, paths: Sequence[str]) -> Lock | None:
     lines = host.text_or_empty("/proc/locks").splitlines()
     listed = [match for line in lines if (match := _LINE.match(line))]
     for path in paths:
-        found = host.stat(path) if listed else None
-        for match in listed if found else ():
-            assert found is not None
-            if int(match[4]) != found.st_ino or int(match[1]) == os.getpid():
+        status = host.stat(path) if listed else None
+        for match in listed if status else ():
+            assert status is not None
+            if int(match[4]) != status.st_ino or int(match[1]) == os.getpid():
                 continue
             pid = max(0, int(match[1]))
             name = host.text_or_empty(f"/proc/{pid}/comm").strip() if pid else ""
             same_device = (int(match[2], 16), int(match[3], 16)) == (
-                os.major(found.st_dev),
-                os.minor(found.st_dev),
+                os.major(status.st_dev),
+                os.minor(status.st_dev),
             )
             if same_device or name in _AT_WORK:  # a file of btrfs or an overlay has two device numbers
                 return Lock(path, pid, name)
@@ -366,9 +368,9 @@ def wait_for_others(host: Host, manager: Manager, progress: Progress, seconds: f
         host.sleep(_POLL_SECONDS)
 
 
-def _too_long(lock: Lock | None, said: str) -> PackagesError:
+def _too_long(lock: Lock | None, message: str) -> PackagesError:
     return PackagesError(
-        f"{lock} holds {lock.path} and doesn't release it" if lock else said,
+        f"{lock} holds {lock.path} and doesn't release it" if lock else message,
         hint="wait for it to end, then run this again; --lock-timeout DURATION waits longer",
         code=LOCKED,
         exit_code=ExitCode.PRECONDITION,
@@ -414,14 +416,14 @@ def failure(done: Completed, patterns: Sequence[Pattern], *, noise: str = r"(?!)
     text = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in text.splitlines() if line.strip() and not re.search(noise, line)]
     if done.timed_out:
-        return _made(Trouble.TIMED_OUT, "it printed nothing for too long and was killed")
+        return _failure(Trouble.TIMED_OUT, "it printed nothing for too long and was killed")
     for trouble, pattern in (*_COMMON, *patterns):
         for line in lines:
             if re.search(pattern, line):
-                return _made(trouble, line)
-    return _made(Trouble.OTHER, lines[-1] if lines else f"exit code {done.code}")
+                return _failure(trouble, line)
+    return _failure(Trouble.OTHER, lines[-1] if lines else f"exit code {done.code}")
 
 
-def _made(trouble: Trouble, said: str) -> Failure:
-    printable = "".join(char if char.isprintable() else " " for char in said)
+def _failure(trouble: Trouble, text: str) -> Failure:
+    printable = "".join(char if char.isprintable() else " " for char in text)
     return Failure(trouble, printable[:_SHOWN], HINTS.get(trouble, ""))

@@ -162,12 +162,12 @@ def judge(
     entries: Sequence[Entry], desired: DesiredRepository, address: str, file: str
 ) -> tuple[Judged, ...]:
     """The entries of the toolkit, each with its state; one at most is `State.USED`."""
-    about = [(one, _first_state(one, desired, address, file)) for one in entries]
-    usable = [one for one, state in about if state is State.USED]
-    best = min(usable, key=lambda one: (not one.trusted, one.path != file), default=None)
+    about = [(entry, _first_state(entry, desired, address, file)) for entry in entries]
+    usable = [entry for entry, state in about if state is State.USED]
+    best = min(usable, key=lambda candidate: (not candidate.trusted, candidate.path != file), default=None)
     return tuple(
-        Judged(one, State.DUPLICATE if state is State.USED and one is not best else state)
-        for one, state in about
+        Judged(entry, State.DUPLICATE if state is State.USED and entry is not best else state)
+        for entry, state in about
         if state is not None
     )
 
@@ -207,15 +207,15 @@ def plan_repository(host: Host, shelf: Shelf, desired: DesiredRepository) -> Rep
     `PreconditionError` if gpunode's own file has repositories of others.
     """
     entries = shelf.entries(desired)
-    judged = judge(entries, desired, shelf.address(desired), shelf.file)
-    used = next((one.entry for one in judged if one.state is State.USED), None)
+    results = judge(entries, desired, shelf.address(desired), shelf.file)
+    used = next((judgement.entry for judgement in results if judgement.state is State.USED), None)
     off: dict[str, list[Entry]] = {}
-    for one in judged:
-        if one.state not in (State.USED, State.CHANNEL):
-            off.setdefault(one.entry.path, []).append(one.entry)
+    for judgement in results:
+        if judgement.state not in (State.USED, State.CHANNEL):
+            off.setdefault(judgement.entry.path, []).append(judgement.entry)
     files: list[FileChange] = []
     if used is None:
-        if any(one.path == shelf.file and one not in off.get(shelf.file, ()) for one in entries):
+        if any(entry.path == shelf.file and entry not in off.get(shelf.file, ()) for entry in entries):
             raise PreconditionError(
                 f"{shelf.file} holds other repositories as well",
                 hint="move those to a file of their own, then run this again",
@@ -223,26 +223,26 @@ def plan_repository(host: Host, shelf: Shelf, desired: DesiredRepository) -> Rep
         off.pop(shelf.file, None)
         files += _added(host, shelf, desired)
     for path, gone in off.items():
-        kept = [one for one in entries if one.path == path and one not in gone]
-        files += _disabled(host, shelf, path, gone, alone=not kept)
-    ours = used is None or used.path == shelf.file
-    return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME if ours else "", judged)
+        remaining = [entry for entry in entries if entry.path == path and entry not in gone]
+        files += _disabled(host, shelf, path, gone, alone=not remaining)
+    is_own = used is None or used.path == shelf.file
+    return RepositoryPlan(tuple(files), used.path if used else shelf.file, NAME if is_own else "", results)
 
 
 def _added(host: Host, shelf: Shelf, desired: DesiredRepository) -> list[FileChange]:
     key = f"the repository's key {desired.fingerprint}"
-    made = [
+    changes = [
         FileChange(shelf.key_file, desired.key, key),
         FileChange(shelf.file, shelf.render(desired), "the repository"),
     ]
-    return [one for one in made if host.read_bytes(one.path) != one.content]
+    return [change for change in changes if host.read_bytes(change.path) != change.content]
 
 
 def _disabled(host: Host, shelf: Shelf, path: str, gone: Sequence[Entry], *, alone: bool) -> list[FileChange]:
     """Rename the file if it has nothing else, else disable only the entries."""
     what = f"retired: {gone[0].address}"
     if not alone:
-        return [FileChange(path, shelf.without(path, [one.line for one in gone]), what)]
+        return [FileChange(path, shelf.without(path, [entry.line for entry in gone]), what)]
     names = (f"{path}{SUFFIX}{'' if number == 1 else f'-{number}'}" for number in range(1, 100))
     content = host.read_bytes(path)
     free = next(name for name in names if host.read_bytes(name) in (None, content))
@@ -285,10 +285,12 @@ class AptShelf:
 
     def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
         places = self.apt.places
-        found = read_sources(self.host, places.sources_list, places.sources_parts)
+        sources = read_sources(self.host, places.sources_list, places.sources_parts)
         return tuple(
-            Entry(one.path, one.line, one.uri, one.signed_by, self._holds(one.signed_by, desired))
-            for one in found
+            Entry(
+                source.path, source.line, source.uri, source.signed_by, self._holds(source.signed_by, desired)
+            )
+            for source in sources
         )
 
     def _holds(self, key: str, desired: DesiredRepository) -> bool | None:
@@ -348,13 +350,13 @@ class RpmShelf:
             Entry(
                 path,
                 line,
-                said.get("baseurl", "").split()[0],
-                key := said.get("gpgkey", ""),
+                settings.get("baseurl", "").split()[0],
+                key := settings.get("gpgkey", ""),
                 self._holds(key, desired),
             )
             for path in self.host.glob(self.directory, "*.repo")
-            for line, said in _sections(_text(self.host, path))
-            if said.get("enabled", "1").lower() not in _FALSE and said.get("baseurl", "").split()
+            for line, settings in _sections(_text(self.host, path))
+            if settings.get("enabled", "1").lower() not in _FALSE and settings.get("baseurl", "").split()
         )
 
     def _holds(self, key: str, desired: DesiredRepository) -> bool | None:
@@ -382,24 +384,27 @@ class RpmShelf:
         text = _text(self.host, path).splitlines(keepends=True)
         for number in sorted(set(lines), reverse=True):
             end = next((n for n in range(number, len(text)) if _SECTION.match(text[n])), len(text))
-            text[number:end] = ["enabled=0\n", *(one for one in text[number:end] if not _is(one, "enabled"))]
+            text[number:end] = [
+                "enabled=0\n",
+                *(line for line in text[number:end] if not _is(line, "enabled")),
+            ]
         return "".join(text).encode()
 
 
 def _sections(text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Each section with its first line. A value may continue on an indented line."""
-    found: list[tuple[int, dict[str, str]]] = []
+    sections: list[tuple[int, dict[str, str]]] = []
     last = ""
     for number, line in enumerate(text.splitlines(), 1):
         if _SECTION.match(line):
-            found.append((number, {}))
+            sections.append((number, {}))
             last = ""
-        elif found and (match := _SETTING.match(line)):
+        elif sections and (match := _SETTING.match(line)):
             last = match[1]
-            found[-1][1][last] = match[2]
-        elif found and last and line[:1].isspace() and line.strip():
-            found[-1][1][last] += f" {line.strip()}"
-    yield from found
+            sections[-1][1][last] = match[2]
+        elif sections and last and line[:1].isspace() and line.strip():
+            sections[-1][1][last] += f" {line.strip()}"
+    yield from sections
 
 
 def _is(line: str, name: str) -> bool:
@@ -490,7 +495,7 @@ def fingerprints(data: bytes) -> tuple[str, ...]:
     hashes = (
         hashlib.sha1(b"\x99" + len(key).to_bytes(2, "big") + key, usedforsecurity=False) for key in keys
     )
-    return tuple(one.hexdigest().upper() for one in hashes)
+    return tuple(digest.hexdigest().upper() for digest in hashes)
 
 
 def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -53,8 +53,8 @@ class Steps:
 
 def common_version(states: States) -> str:
     """The one version (``1.20.0-1``) at which all four are installed; empty if they differ."""
-    found = {states[name].installed for name in PACKAGES}
-    return found.pop() if len(found) == 1 else ""
+    versions = {states[name].installed for name in PACKAGES}
+    return versions.pop() if len(versions) == 1 else ""
 
 
 def settled(states: States, goal: Goal) -> bool:
@@ -120,11 +120,12 @@ def shared_versions(states: States) -> tuple[str, ...]:
     """The versions that are available of every package, newest first."""
     first, *others = (states[name] for name in PACKAGES)
     return tuple(
-        one.version
-        for one in first.available
-        if one.origins
+        offer.version
+        for offer in first.available
+        if offer.origins
         and all(
-            any(one.version == two.version and two.origins for two in state.available) for state in others
+            any(offer.version == other.version and other.origins for other in state.available)
+            for state in others
         )
     )
 
@@ -142,7 +143,7 @@ def require_offered(states: States, versions: Mapping[str, str]) -> None:
                 code=str(Trouble.NOT_FOUND),
             )
     missing = [name for name in PACKAGES if not states[name].candidate and not versions.get(name)]
-    if hidden := [name for name in missing if any(one.origins for one in states[name].available)]:
+    if hidden := [name for name in missing if any(offer.origins for offer in states[name].available)]:
         there = ", ".join(shared_versions(states)[:5])
         raise PackagesError(
             f"a pin or priority on this node blocks all versions of {', '.join(hidden)}",
@@ -184,13 +185,13 @@ def _versions(states: States, goal: Goal) -> dict[str, str]:
 
 def _whole(state: PackageState, version: str) -> str:
     """The repository's full version; before it is known, NVIDIA's own numbering."""
-    found = state.offered(version)
-    return found.version if found else version if "-" in version else f"{version}{_REVISION}"
+    offer = state.offered(version)
+    return offer.version if offer else version if "-" in version else f"{version}{_REVISION}"
 
 
 def _older(state: PackageState, version: str) -> bool:
     """Whether `version` comes after the installed one in a list that is newest first."""
-    order = [one.version for one in state.available]
+    order = [offer.version for offer in state.available]
     if state.installed not in order or version not in order:
         return False
     return order.index(version) > order.index(state.installed)
@@ -218,8 +219,8 @@ def read_directory(host: Host, manager: Manager, directory: str) -> tuple[Packag
         raise UsageError(
             f"{directory} is not a directory", hint=f"--from takes the directory of {ending} files"
         )
-    found = [_read(host, manager, path) for path in host.glob(directory, ending)]
-    return tuple(one for one in found if one.name in PACKAGES)
+    files = [_read(host, manager, path) for path in host.glob(directory, ending)]
+    return tuple(file for file in files if file.name in PACKAGES)
 
 
 def _read(host: Host, manager: Manager, path: str) -> PackageFile:
@@ -230,8 +231,8 @@ def _read(host: Host, manager: Manager, path: str) -> PackageFile:
     answer = host.run(argv, timeout=_SECONDS)
     words = answer.stdout.strip().split("\t")
     if not answer.ok or len(words) != 3:
-        said = (answer.stderr.strip().splitlines() or ["it contains no package metadata"])[-1]
-        raise UsageError(f"{path} is not a complete package: {said}", hint="copy it again")
+        reason = (answer.stderr.strip().splitlines() or ["it contains no package metadata"])[-1]
+        raise UsageError(f"{path} is not a complete package: {reason}", hint="copy it again")
     return PackageFile(path, *words)
 
 
@@ -241,12 +242,14 @@ def chosen(
     """The four of one version for this machine. `UsageError` if there isn't exactly one such set."""
     argv = ["dpkg", "--print-architecture"] if manager.name == "apt" else ["rpm", "-E", "%{_arch}"]
     here = host.run(argv, timeout=_SECONDS).stdout.strip()
-    fitting = [one for one in files if one.architecture in (here, "all", "noarch")]
+    fitting = [file for file in files if file.architecture in (here, "all", "noarch")]
     sets: dict[str, dict[str, PackageFile]] = {}
-    for one in fitting:
-        if not version or matches(one.version, version):
-            sets.setdefault(one.version, {})[one.name] = one
-    whole = {number: found for number, found in sets.items() if set(found) == set(PACKAGES)}
+    for file in fitting:
+        if not version or matches(file.version, version):
+            sets.setdefault(file.version, {})[file.name] = file
+    whole = {
+        number: package_files for number, package_files in sets.items() if set(package_files) == set(PACKAGES)
+    }
     if len(whole) == 1:
         only = next(iter(whole.values()))
         return tuple(
@@ -261,8 +264,8 @@ def _trouble(whole: Iterable[str], sets: dict[str, dict[str, PackageFile]], vers
     what = f" {version}" if version else ""
     if not sets:
         return f"there is no package of the toolkit{what} for {here or 'this machine'}"
-    number, found = max(sets.items(), key=lambda one: len(one[1]))
-    missing = ", ".join(name for name in PACKAGES if name not in found)
+    number, files = max(sets.items(), key=lambda item: len(item[1]))
+    missing = ", ".join(name for name in PACKAGES if name not in files)
     return f"the four packages have to be of one version; of {number} for {here} these are missing: {missing}"
 
 
@@ -274,7 +277,7 @@ def _hint(whole: Iterable[str]) -> str:
 
 def is_downgrade(manager: Manager, states: States, files: Sequence[PackageFile]) -> bool:
     """Whether a file is older than the installed version; for apt any different version counts."""
-    pairs = [(states[one.name].installed, one.version) for one in files if states[one.name].installed]
+    pairs = [(states[file.name].installed, file.version) for file in files if states[file.name].installed]
     if manager.name == "apt":
         return any(installed != version for installed, version in pairs)
     return any(compare(version, installed) < 0 for installed, version in pairs)

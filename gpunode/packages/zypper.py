@@ -65,8 +65,8 @@ class Zypper:
             why = failure(answer, _PATTERNS)
             raise PackagesError(f"zypper search: {why.said}", hint=why.hint, code=str(why.trouble))
         offers: dict[str, list[tuple[str, str]]] = {}
-        for found in _SOLVABLE.finditer(answer.stdout):
-            solvable = dict(_ATTRIBUTE.findall(found[1]))
+        for match in _SOLVABLE.finditer(answer.stdout):
+            solvable = dict(_ATTRIBUTE.findall(match[1]))
             repository = solvable.get("repository", "")
             if solvable.get("name") in names and repository != "(System Packages)":
                 offers.setdefault(solvable["name"], []).append((solvable.get("edition", ""), repository))
@@ -89,7 +89,7 @@ class Zypper:
         return Command(argv, seconds=300.0, changes=False)
 
     def install(self, packages: Sequence[PackageRequest], *, downgrade: bool = False) -> Command:
-        return self._install(downgrade, *(word for package in packages for word in _named(package)))
+        return self._install(downgrade, *(word for package in packages for word in _version_limits(package)))
 
     def install_files(self, paths: Sequence[str], *, downgrade: bool = False) -> Command:
         """NVIDIA signs its repository's index and not its packages."""
@@ -125,7 +125,7 @@ class Zypper:
         return Failure(trouble, why.said, HINTS.get(trouble, ""))
 
 
-def _named(package: PackageRequest) -> tuple[str, ...]:
+def _version_limits(package: PackageRequest) -> tuple[str, ...]:
     """zypper has no pattern for versions, but accepts two limits for one package."""
     if not package.version and package.branch:
         return (f"{package.name}>={package.branch}", f"{package.name}<{package.branch + 1}")

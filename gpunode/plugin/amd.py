@@ -54,12 +54,12 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
     units = [unit for gpu in known for unit in _units(gpu)]
     reasons, warnings = deselected(settings, units)
     left_out += [LeftOut(unit.index, unit.id, reasons[unit.id]) for unit in units if unit.id in reasons]
-    chosen = [unit for unit in units if unit.id not in reasons]
+    selected = [unit for unit in units if unit.id not in reasons]
     for kind in ("gpu", "mig"):
-        keys = [_naming_key(unit) for unit in chosen if _kind(unit) == kind]
+        keys = [_naming_key(unit) for unit in selected if _kind(unit) == kind]
         warnings += idle_rules(settings.rules, kind, keys)
-    named = _named(settings, chosen, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
-    shared = share(named, settings.sharing, lambda unit, entry: _refusal(settings))
+    by_name = _by_resource_name(settings, selected, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
+    shared = share(by_name, settings.sharing, lambda unit, entry: _refusal(settings))
     resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
     return Plan(resources, (*left_out, *shared.left_out), (*warnings, *shared.warnings))
 
@@ -116,11 +116,11 @@ def base_name(settings: Settings) -> str:
     return f"{DOMAIN}/gpu" if settings.resource_name == _OTHERS_NAME else settings.resource_name
 
 
-def _named(
+def _by_resource_name(
     settings: Settings, units: Sequence[Unit], types: Mapping[str, str], left_out: list[LeftOut]
 ) -> dict[str, list[Device]]:
     """Devices by resource name. Under `single` only interchangeable devices share one name."""
-    named: dict[str, list[Device]] = {}
+    by_name: dict[str, list[Device]] = {}
     standard: list[Unit] = []
     for unit in units:
         kind = types[unit.gpu]
@@ -131,13 +131,13 @@ def _named(
         if problem:
             left_out.append(LeftOut(unit.index, unit.id, problem))
         elif name:
-            named.setdefault(name, []).append(Device(unit.id, unit))
+            by_name.setdefault(name, []).append(Device(unit.id, unit))
         else:
             standard.append(unit)
-    kept = _alike(standard, types, base_name(settings), left_out)
-    if kept:
-        named.setdefault(base_name(settings), []).extend(Device(unit.id, unit) for unit in kept)
-    return named
+    alike = _alike(standard, types, base_name(settings), left_out)
+    if alike:
+        by_name.setdefault(base_name(settings), []).extend(Device(unit.id, unit) for unit in alike)
+    return by_name
 
 
 def _kind(unit: Unit) -> str:
@@ -162,16 +162,16 @@ def _alike(
     kinds = [kind for kind in votes if kind]
     if len(kinds) < 2:
         return units
-    kept = max(kinds, key=lambda kind: len(votes[kind]))
+    majority = max(kinds, key=lambda kind: len(votes[kind]))
     for unit in units:
         kind = types[unit.gpu]
-        if kind not in (kept, ""):
+        if kind not in (majority, ""):
             reason = (
-                f"resource-naming-strategy is single and {name} means {kept} here, this is {kind}; mixed "
+                f"resource-naming-strategy is single and {name} means {majority} here, this is {kind}; mixed "
                 "gives each partition type a name of its own"
             )
             left_out.append(LeftOut(unit.index, unit.id, reason))
-    return [unit for unit in units if types[unit.gpu] in (kept, "")]
+    return [unit for unit in units if types[unit.gpu] in (majority, "")]
 
 
 def _refusal(settings: Settings) -> str:

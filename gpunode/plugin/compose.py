@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthJudge, HealthMemory
+from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health_memory import HealthMemory
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, Part, Plan
 from gpunode.plugin.serve import PartMaker, PluginService

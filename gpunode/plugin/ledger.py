@@ -124,21 +124,21 @@ class Ledger:
                 self._judge.seen(known, self._clock())
                 self._publish()  # a lost GPU is published as lost before anything else is done
             self._replan_or_say(known)
-        self._tell()
+        self._notify()
 
     def again(self) -> None:
         """Plan again for the known GPUs: another input of the plan has changed."""
         with self._planning:
             if self.inventory is not None:
                 self._replan_or_say(self.inventory)
-        self._tell()
+        self._notify()
 
     def readings(self, readings: Sequence[Reading]) -> None:
         with self._lock:
             self.readings_now = {reading.uuid: reading for reading in readings}
             self._judge.readings(readings, self._clock())
             self._publish()
-        self._tell()
+        self._notify()
 
     def event(self, event: GpuEvent) -> None:
         with self._lock:
@@ -146,13 +146,13 @@ class Ledger:
             self._publish()
         for tell in self.witnesses:
             tell(event)
-        self._tell()
+        self._notify()
 
     def broken(self, reason: str, sure: bool) -> None:
         with self._lock:
             self._judge.broken(reason, sure, self._clock())
             self._publish()
-        self._tell()
+        self._notify()
 
     def tick(self) -> None:
         """Advance the clock: hold-down times end, and vetoes are evaluated again."""
@@ -160,7 +160,7 @@ class Ledger:
             self._judge.tick(self._clock())
             changed = self._publish()
         if changed:
-            self._tell()
+            self._notify()
 
     def configure(self, settings: Settings) -> None:
         """Apply other settings. `GpunodeError` if they aren't valid for this node; then nothing has
@@ -172,7 +172,7 @@ class Ledger:
                 self.settings = settings
                 self._judge.configure(settings.health)
                 self._publish()
-        self._tell()
+        self._notify()
 
     # --- planning and publishing ------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Ledger:
         if self._shown is not None and self._shown[0] is self.plan and self._shown[1] == problems:
             return False  # with a thousand shares the rest is slow, and health calls this every second
         self._shown = (self.plan, problems)
-        planned = {resource.name: _judged(resource, problems) for resource in self.plan.resources}
+        planned = {resource.name: _with_problems(resource, problems) for resource in self.plan.resources}
         self._report_health(planned.values())
         feeds = self.feeds
         for name in feeds.keys() - planned.keys():
@@ -259,33 +259,35 @@ class Ledger:
         self._log.error("GPU is unhealthy", **fields, **more)
 
     def _report_left_out(self) -> None:
-        found = {item.id or item.index: item.reason for item in self.plan.left_out}
+        reasons = {item.id or item.index: item.reason for item in self.plan.left_out}
         for item in self.plan.left_out:
             if self._left_out.get(item.id or item.index) != item.reason:
                 self._log.warning(
                     "GPU is not advertised", index=item.index, device=item.id, reason=item.reason
                 )
-        self._left_out = found
+        self._left_out = reasons
         for warning in self.plan.warnings:
             if warning not in self._known:
                 self._log.warning(warning)
         self._known = set(self.plan.warnings)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for call in self.changed:
             call()
 
 
-def _judged(resource: Resource, problems: Problems) -> Resource:
+def _with_problems(resource: Resource, problems: Problems) -> Resource:
     """The planned resource with the present problems; a device without a problem is used unchanged."""
-    found = {unit_id: problem for (name, unit_id), problem in problems.items() if name == resource.name}
-    if not found:
+    unit_problems = {
+        unit_id: problem for (name, unit_id), problem in problems.items() if name == resource.name
+    }
+    if not unit_problems:
         return resource
     return replace(
         resource,
         devices=tuple(
-            Device(item.id, item.unit, found[item.unit.id])
-            if item.problem is None and item.unit.id in found
+            Device(item.id, item.unit, unit_problems[item.unit.id])
+            if item.problem is None and item.unit.id in unit_problems
             else item
             for item in resource.devices
         ),
@@ -293,8 +295,8 @@ def _judged(resource: Resource, problems: Problems) -> Resource:
 
 
 def _gains(feed: Feed, resource: Resource) -> bool:
-    shown = feed.snapshot().by_id
-    return any(device.id not in shown for device in resource.devices)
+    known_devices = feed.snapshot().by_id
+    return any(device.id not in known_devices for device in resource.devices)
 
 
 def _visible(resource: Resource) -> list[tuple[str, bool, int | None]]:

@@ -146,12 +146,12 @@ class Rarely:
             return self._times(what, self._clock())
 
     def _times(self, what: object, now: float) -> int:
-        reported, kept = self._seen.get(what, (-self._seconds, 0))
+        reported, suppressed = self._seen.get(what, (-self._seconds, 0))
         if now - reported < self._seconds:
-            self._seen[what] = (reported, kept + 1)
+            self._seen[what] = (reported, suppressed + 1)
             return 0
         self._seen.pop(what, None)
         while len(self._seen) >= self._KINDS:
             del self._seen[next(iter(self._seen))]
         self._seen[what] = (now, 0)
-        return kept + 1
+        return suppressed + 1

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.model import Gpu, Inventory, Reading, Topology
+from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, Reading, Topology
 from gpunode.plugin.config.settings import NameRule, Settings
 
 if TYPE_CHECKING:
@@ -311,13 +311,14 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
     """`now`, completed from `before` for GPUs that can't be read or aren't listed, ordered by index.
 
     A GPU off the bus may be listed without its UUID; its PCI address, or else its index if nothing else has
-    that UUID now, still identifies it. Such a GPU keeps its old description, MIG devices included, and
-    has `error` set. What a healthy GPU reports replaces what it reported before.
+    that UUID now, still identifies it. Such a GPU keeps its old description, MIG devices included, and has
+    `error` set; one that NVML doesn't list counts as lost. What a healthy GPU reports replaces what it
+    reported before.
     """
     if before is None:
         return now
     whole = {gpu.uuid for gpu in now.gpus if gpu.uuid}
-    gone = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid and gpu.uuid not in whole}
+    missing = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid and gpu.uuid not in whole}
     described = {gpu.uuid: gpu for gpu in before.gpus if gpu.uuid}
     gpus = []
     for gpu in now.gpus:
@@ -326,10 +327,17 @@ def remembered(now: Inventory, before: Inventory | None) -> Inventory:
         elif gpu.uuid:
             gpus.append(gpu)
         else:
-            old = _recognised(gpu, gone)
-            gpus.append(gpu if old is None else replace(gone.pop(old.uuid), error=gpu.error or NOT_LISTED))
-    gpus += [replace(gpu, error=gpu.error or NOT_LISTED) for gpu in gone.values()]
+            old = _recognised(gpu, missing)
+            gpus.append(gpu if old is None else _lost(missing.pop(old.uuid), gpu))
+    gpus += [_lost(gpu, gpu) for gpu in missing.values()]
     return replace(now, gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))))
+
+
+def _lost(old: Gpu, now: Gpu) -> Gpu:
+    """The old description with the error that NVML has now, or else that it doesn't list the GPU."""
+    if now.error:
+        return replace(old, error=now.error, error_code=now.error_code)
+    return replace(old, error=NOT_LISTED, error_code=GPU_IS_LOST)
 
 
 def _filled(old: Gpu, now: Gpu) -> Gpu:
@@ -339,6 +347,7 @@ def _filled(old: Gpu, now: Gpu) -> Gpu:
         old,
         index=now.index,
         error=now.error,
+        error_code=now.error_code,
         name=old.name or now.name,
         pci=old.pci or now.pci,
         minor=old.minor if old.minor is not None else now.minor,
@@ -348,9 +357,9 @@ def _filled(old: Gpu, now: Gpu) -> Gpu:
     )
 
 
-def _recognised(unreadable: Gpu, gone: dict[str, Gpu]) -> Gpu | None:
-    same_place = [gpu for gpu in gone.values() if unreadable.pci and gpu.pci == unreadable.pci]
-    same_index = [gpu for gpu in gone.values() if not unreadable.pci and gpu.index == unreadable.index]
+def _recognised(unreadable: Gpu, missing: dict[str, Gpu]) -> Gpu | None:
+    same_place = [gpu for gpu in missing.values() if unreadable.pci and gpu.pci == unreadable.pci]
+    same_index = [gpu for gpu in missing.values() if not unreadable.pci and gpu.index == unreadable.index]
     return next(iter(same_place or same_index), None)
 
 
@@ -394,9 +403,9 @@ def _unknown(snapshot: Snapshot, device_id: str) -> AllocationError:
     known = [device.id for device in snapshot.devices[:_SHOWN]]
     more = len(snapshot.devices) - len(known)
     names = ", ".join(known) + (f" and {more} more" if more else "")
-    shown = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
+    shown_id = device_id if len(device_id) <= _SHOWN_CHARACTERS else f"{device_id[:_SHOWN_CHARACTERS]}..."
     return AllocationError(
-        f"invalid request: unknown device {shown!r}; {snapshot.resource.name} has {names or 'none'}",
+        f"invalid request: unknown device {shown_id!r}; {snapshot.resource.name} has {names or 'none'}",
         code="not-found",
     )
 
@@ -444,16 +453,16 @@ def matcher(selector: str) -> Matcher:
 
 def pci_numbers(address: str) -> tuple[int, int, int, int] | None:
     """Domain, bus, device and function of a PCI address; None for another text."""
-    found = _PCI.fullmatch(address)
-    if found is None:
+    match = _PCI.fullmatch(address)
+    if match is None:
         return None
-    domain, bus, device, function = found.groups()
+    domain, bus, device, function = match.groups()
     return int(domain or "0", 16), int(bus, 16), int(device, 16), int(function or "0")
 
 
 def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...]:
     """The selectors that match nothing: a typing error, or a GPU that doesn't exist now."""
-    return tuple(one for one in selectors if not any(map(matcher(one), units)))
+    return tuple(selector for selector in selectors if not any(map(matcher(selector), units)))
 
 
 def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str], list[str]]:
@@ -485,15 +494,15 @@ _WORDS = {
 }
 
 
-def how_to_fix(mend: str, gpu: str, index: str, pid: int = 0) -> str:
-    """ "" for a `mend` that needs no action. `gpu` and `index` are the unit's, `pid` the serving plugin's if
-    known.
+def how_to_fix(remedy: str, gpu: str, index: str, pid: int = 0) -> str:
+    """ "" for a `remedy` that needs no action. `gpu` and `index` are the unit's, `pid` the serving plugin's
+    if known.
 
     A reset of an NVIDIA GPU fails while any process has NVML open, and the plugin does: SIGUSR1 makes it
     close NVML. Only NVIDIA's GPUs have ids with "GPU-"; AMD's are PCI addresses.
     """
-    if mend != "reset":
-        return _WORDS.get(mend, "")
+    if remedy != "reset":
+        return _WORDS.get(remedy, "")
     number = index.partition(":")[0]
     if gpu and not gpu.startswith("GPU-"):
         return f"drain the node, then amd-smi reset --gpureset -g {number}"

@@ -45,15 +45,15 @@ def prefer(
     shared = resource.shares > 1 or any(SHARE_MARK in device.id for device in resource.devices)
     divided = shared or any(device.unit.partition for device in resource.devices)
     if need >= len(free):
-        chosen = free
+        selected = free
     elif settings.vendor == "amd" and divided and not shared:
-        chosen = _fewest_gpus(free, fixed, need, Links(topology))
+        selected = _fewest_gpus(free, fixed, need, Links(topology))
     elif divided:
         packed = settings.shared_devices_allocation_policy == "packed"
-        chosen = _Shares(resource, free, fixed).pick(need, packed)
+        selected = _Shares(resource, free, fixed).pick(need, packed)
     else:
-        chosen = _aligned(free, fixed, need, Links(topology))
-    return required + tuple(device.id for device in chosen)
+        selected = _aligned(free, fixed, need, Links(topology))
+    return required + tuple(device.id for device in selected)
 
 
 # --- distance of two GPUs -------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ Matrix = Sequence[Sequence[int]]
 def _aligned(free: Sequence[Device], fixed: Sequence[Device], need: int, links: Links) -> list[Device]:
     devices = [*fixed, *free]
     matrix = [[0] * len(devices) for _ in devices]
-    for (at, one), (before, other) in combinations(enumerate(devices), 2):
-        matrix[at][before] = matrix[before][at] = links.score(one.unit, other.unit)
+    for (at, first), (before, second) in combinations(enumerate(devices), 2):
+        matrix[at][before] = matrix[before][at] = links.score(first.unit, second.unit)
     positions = {device.id: at for at, device in enumerate(devices)}
     must = [positions[device.id] for device in fixed]
     group = choose_group(matrix, [positions[device.id] for device in free], must, len(fixed) + need)
@@ -138,7 +138,7 @@ def _worth(matrix: Matrix, group: Iterable[int]) -> int:
     return sum(matrix[a][b] for a, b in combinations(group, 2))
 
 
-def _lost(matrix: Matrix, group: Collection[int], rest: Iterable[int]) -> int:
+def _lost_score(matrix: Matrix, group: Collection[int], rest: Iterable[int]) -> int:
     """The score that the rest loses with this group: the sum over all pairs between the two."""
     return sum(matrix[a][b] for b in rest for a in group)
 
@@ -159,11 +159,11 @@ def _best_of_all(matrix: Matrix, fixed: tuple[int, ...], free: Sequence[int], si
             for more in combinations(others, count - 1)
         )
 
-    def rank(chosen: tuple[int, ...]) -> tuple[int, int, int]:
-        group = (*fixed, *chosen)
-        rest = tuple(at for at in free if at not in chosen)
+    def rank(selected: tuple[int, ...]) -> tuple[int, int, int]:
+        group = (*fixed, *selected)
+        rest = tuple(at for at in free if at not in selected)
         worth = _worth(matrix, group)
-        return worth + best(rest), worth, -_lost(matrix, group, rest)
+        return worth + best(rest), worth, -_lost_score(matrix, group, rest)
 
     return max(combinations(free, size - len(fixed)), key=rank)
 
@@ -186,7 +186,7 @@ def _best_by_exchange(
             repeats = repeats + 1 if best is not None and total == best[0][0] else 0
             for group in groups:
                 if len(group) == size and set(fixed) <= set(group):
-                    lost = _lost(matrix, group, [at for at in positions if at not in group])
+                    lost = _lost_score(matrix, group, [at for at in positions if at not in group])
                     rank = (total, _worth(matrix, group), -lost, [-at for at in group])
                     if best is None or rank > best[0]:
                         best = rank, group
@@ -285,8 +285,8 @@ class _Shares:
 
     def __init__(self, resource: Resource, free: Sequence[Device], fixed: Sequence[Device]) -> None:
         requested = (resource.devices, free, fixed)
-        self._units = _Counts(*([device.unit.id for device in some] for some in requested))
-        self._gpus = _Counts(*([device.unit.gpu for device in some] for some in requested))
+        self._units = _Counts(*([device.unit.id for device in group] for group in requested))
+        self._gpus = _Counts(*([device.unit.gpu for device in group] for group in requested))
         self._free: dict[str, dict[str, list[Device]]] = {}  # by GPU and unit; the next device is last
         for unit in resource.units:
             self._free.setdefault(unit.gpu, {})[unit.id] = []
@@ -349,13 +349,13 @@ def _fewest_gpus(free: Sequence[Device], fixed: Sequence[Device], need: int, lin
     for device in free:
         by_gpu.setdefault(device.unit.gpu, []).append(device)
     used = {device.unit.gpu for device in fixed}
-    chosen = [device for gpu in _fullest_first(by_gpu, used) for device in by_gpu[gpu]][:need]
-    missing = need - len(chosen)
+    selected = [device for gpu in _fullest_first(by_gpu, used) for device in by_gpu[gpu]][:need]
+    missing = need - len(selected)
     if missing > 0:
         others = {gpu: devices for gpu, devices in by_gpu.items() if gpu not in used}
         more = _nearest_gpus(others, fixed, missing, links)
-        chosen += [device for gpu in _fullest_first(others, more) for device in others[gpu]][:missing]
-    return chosen
+        selected += [device for gpu in _fullest_first(others, more) for device in others[gpu]][:missing]
+    return selected
 
 
 def _fullest_first(by_gpu: Mapping[str, Sequence[Device]], gpus: Collection[str]) -> list[str]:

@@ -21,9 +21,9 @@ class Systemd:
         self._say = OnChange(log)
         self._status = ""
         self._next_sign = 0.0
-        mine = host.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        is_watched = host.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         limit = host.environ.get("WATCHDOG_USEC", "")
-        self._interval = int(limit) / 2e6 if mine and limit.isdecimal() else 0.0
+        self._interval = int(limit) / 2e6 if is_watched and limit.isdecimal() else 0.0
 
     def report(self, status: str) -> None:
         """Called often; sends a new status to systemd, and the watchdog ping when it is due."""
@@ -72,8 +72,8 @@ def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:
     """The whole unit; `arguments` are options of `plugin serve`, words that systemd reads unchanged."""
     _, _, body = _PACKAGED.read_text().partition("\n\n")  # the comment before it explains copying
     words = " ".join((program(host), "plugin", "serve", *arguments))
-    before, found, after = body.partition(_START)
-    assert found, "the packaged unit starts something else"
+    before, marker, after = body.partition(_START)
+    assert marker, "the packaged unit starts something else"
     return f"{MARKER}\n\n{before}ExecStart={words}\n{after}"
 
 

@@ -13,7 +13,7 @@ Refusal = Callable[[Unit, SharedResource], str]
 """Why a unit can't be shared as an entry says; empty if it can."""
 
 
-def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusal: Refusal) -> Plan:
+def share(by_name: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusal: Refusal) -> Plan:
     """Give each device that an entry of `sharing` names its shares, under the name in the entry.
 
     The plan has the resources in the order in which they were named, and what sharing leaves out of them.
@@ -21,26 +21,26 @@ def share(named: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusa
     isn't a valid resource name.
     """
     if sharing is None:
-        return Plan(tuple(Resource(name, tuple(devices)) for name, devices in named.items()))
+        return Plan(tuple(Resource(name, tuple(devices)) for name, devices in by_name.items()))
     warnings: list[str] = []
-    entries = _assigned(named, sharing, warnings)
+    entries = _assigned(by_name, sharing, warnings)
     left_out: list[LeftOut] = []
-    made: dict[str, list[Device]] = {}
+    result: dict[str, list[Device]] = {}
     shares: dict[str, int] = {}
-    for name, devices in named.items():
+    for name, devices in by_name.items():
         for device in devices:
             entry = entries.get(device.id)
             if entry is None:
-                made.setdefault(name, []).append(device)
+                result.setdefault(name, []).append(device)
                 continue
             reason = refusal(device.unit, entry)
             if reason:
                 left_out.append(LeftOut(device.unit.index, device.id, reason, unshareable=True))
                 continue
             target = target_name(sharing, entry)
-            made.setdefault(target, []).extend(_shares(device, entry.replicas))
+            result.setdefault(target, []).extend(_shares(device, entry.replicas))
             shares[target] = max(shares.get(target, 1), entry.replicas)
-    return Plan(tuple(_resources(made, shares, sharing)), tuple(left_out), tuple(warnings))
+    return Plan(tuple(_resources(result, shares, sharing)), tuple(left_out), tuple(warnings))
 
 
 def target_name(sharing: Sharing, entry: SharedResource) -> str:
@@ -65,20 +65,20 @@ def _section(sharing: Sharing) -> str:
 
 
 def _assigned(
-    named: Mapping[str, Sequence[Device]], sharing: Sharing, warnings: list[str]
+    by_name: Mapping[str, Sequence[Device]], sharing: Sharing, warnings: list[str]
 ) -> dict[str, SharedResource]:
     """The entry of each device that has one, by its id. Lists choose first, then numbers, then `all`."""
-    taken: dict[str, SharedResource] = {}
+    by_id: dict[str, SharedResource] = {}
     for entry in sorted(_merged(sharing.resources, warnings), key=_generality):
-        devices = named.get(entry.name, ())
+        devices = by_name.get(entry.name, ())
         if not devices:
             warnings.append(f"sharing: this node has no {entry.name}: that entry has no effect")
             continue
-        for device in _chosen(entry, devices, taken, warnings):
-            other = taken.setdefault(device.id, entry)
-            if other is not entry:
-                raise _overlap(sharing, other, entry, device)
-    return taken
+        for device in _selected_devices(entry, devices, by_id, warnings):
+            other_entry = by_id.setdefault(device.id, entry)
+            if other_entry is not entry:
+                raise _overlap(sharing, other_entry, entry, device)
+    return by_id
 
 
 def _generality(entry: SharedResource) -> int:
@@ -95,25 +95,25 @@ def _merged(entries: Iterable[SharedResource], warnings: list[str]) -> list[Shar
             key = number  # each of these takes its own devices
         elif entry.devices is not None:
             key = entry
-        other = merged.get(key)
-        if other is not None and other.replicas != entry.replicas:
-            most = max(other.replicas, entry.replicas)
+        earlier = merged.get(key)
+        if earlier is not None and earlier.replicas != entry.replicas:
+            most = max(earlier.replicas, entry.replicas)
             warnings.append(f"sharing: {entry.name} is shared twice: the larger number, {most}, counts")
             entry = replace(entry, replicas=most)
         merged[key] = entry
     return list(merged.values())
 
 
-def _chosen(
+def _selected_devices(
     entry: SharedResource,
     devices: Sequence[Device],
-    taken: Mapping[str, SharedResource],
+    by_id: Mapping[str, SharedResource],
     warnings: list[str],
 ) -> Sequence[Device]:
     if entry.devices is None:
         return devices
     if isinstance(entry.devices, int):
-        free = [device for device in devices if device.id not in taken]
+        free = [device for device in devices if device.id not in by_id]
         if len(free) < entry.devices:
             warnings.append(
                 f"sharing: {entry.name}: {entry.devices} devices are to be shared, there are {len(free)}"
@@ -126,19 +126,19 @@ def _chosen(
     return [device for device in devices if any(test(device.unit) for test in tests)]
 
 
-def _overlap(sharing: Sharing, one: SharedResource, two: SharedResource, device: Device) -> ConfigError:
+def _overlap(sharing: Sharing, first: SharedResource, second: SharedResource, device: Device) -> ConfigError:
     return ConfigError(
         f"sharing.{_section(sharing)}: device {device.unit.index} ({device.id}) is shared by two entries: "
-        f"{_described(one)}; and {_described(two)}",
+        f"{_described(first)}; and {_described(second)}",
         hint="let each device be in one entry: give `devices` as a list in both",
     )
 
 
 def _described(entry: SharedResource) -> str:
     devices = "all" if entry.devices is None else entry.devices
-    shown = f"[{', '.join(devices)}]" if isinstance(devices, tuple) else str(devices)
+    devices_text = f"[{', '.join(devices)}]" if isinstance(devices, tuple) else str(devices)
     rename = f", rename {entry.rename}" if entry.rename else ""
-    return f"name {entry.name}, replicas {entry.replicas}, devices {shown}{rename}"
+    return f"name {entry.name}, replicas {entry.replicas}, devices {devices_text}{rename}"
 
 
 # --- the result -----------------------------------------------------------------------------------------
@@ -150,9 +150,9 @@ def _shares(device: Device, count: int) -> list[Device]:
 
 
 def _resources(
-    made: Mapping[str, Sequence[Device]], shares: Mapping[str, int], sharing: Sharing
+    by_name: Mapping[str, Sequence[Device]], shares: Mapping[str, int], sharing: Sharing
 ) -> Iterable[Resource]:
-    for name, devices in made.items():
+    for name, devices in by_name.items():
         order = {device.unit.id: device.unit.order for device in devices}
         ordered = tuple(sorted(devices, key=lambda device: order[device.unit.id]))
         if name in shares:

@@ -313,4 +313,4 @@ def _is_named(engine: Engine, request: Request) -> bool:
         engines = find.engines(engine.host, request)
     except GpunodeError:
         return False
-    return any(named.daemon.config_path == engine.daemon.config_path for named in engines)
+    return any(candidate.daemon.config_path == engine.daemon.config_path for candidate in engines)

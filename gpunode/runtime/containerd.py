@@ -129,12 +129,12 @@ class ContainerdEngine:
         places = [f"{directory}/{name}" for name in NVIDIA_DROP_INS]
         return tuple(path for path in places if path not in config.files and self.host.is_file(path))
 
-    def _same_meaning(self, one: Texts, other: Texts) -> bool | None:
+    def _same_meaning(self, before: Texts, after: Texts) -> bool | None:
         """Whether two sets of files mean the same to containerd; None if it can't be run."""
         if self._judge is None:
             return None
         try:
-            trees = [self._judge.staged(texts) for texts in (one, other)]
+            trees = [self._judge.staged(texts) for texts in (before, after)]
         except ValidationError:
             return False
         for tree in trees:
@@ -184,8 +184,8 @@ class ContainerdEngine:
         own = self.daemon.config_path.rpartition("/")[0]
         places = [path.rpartition("/")[0] for path in (*paths, *without)]
         places += [f"{own}/{name}".rpartition("/")[0] for name in NVIDIA_DROP_INS]
-        found = [self.host.glob(place, "*.toml") for place in dict.fromkeys(places) if place != own]
-        return tuple(path for listed in found for path in listed if path not in without)
+        listings = [self.host.glob(place, "*.toml") for place in dict.fromkeys(places) if place != own]
+        return tuple(path for listed in listings for path in listed if path not in without)
 
     def _effective(self, config: ContainerdConfig, texts: Texts, *, partly: bool) -> Tree | None:
         """containerd's merged view, read only if the files don't define a runc to copy."""

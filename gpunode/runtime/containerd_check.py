@@ -83,11 +83,11 @@ def check(
         return ()
     before = before or judge.in_force(exists=config.exists)
     if before is not None and not config.disabled:  # else there was no CRI, and all of its table is new
-        must_keep(before, merged, expected or _lost(before, merged), config.path)
+        must_keep(before, merged, expected or _removed_config(before, merged), config.path)
     return ()
 
 
-def _lost(before: Tree, merged: Tree) -> DesiredConfig:
+def _removed_config(before: Tree, merged: Tree) -> DesiredConfig:
     """What a removal removed, in the terms of the desired configuration."""
     lost = tuple(set(runtimes_in(before)) - set(runtimes_in(merged)))
     default = _containerd_table(before).get("default_runtime_name") in lost
@@ -140,10 +140,10 @@ def _reason(answer: Completed, places: Mapping[str, str]) -> str:
     """containerd's last message, or a panic's first, with the real paths of the files."""
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
     panic = next((line for line in lines if line.startswith("panic:")), "")
-    said = panic or (lines[-1] if lines else f"exit status {answer.code}")
+    reason = panic or (lines[-1] if lines else f"exit status {answer.code}")
     for name, place in places.items():
-        said = said.replace(place, name)
-    return said.removeprefix("containerd: ")
+        reason = reason.replace(place, name)
+    return reason.removeprefix("containerd: ")
 
 
 def must_have(merged: Tree, expected: DesiredConfig, path: str) -> None:
@@ -178,61 +178,61 @@ def cdi_is_on(merged: Tree) -> bool:
     )
 
 
-def must_keep(before: Tree, merged: Tree, ours: DesiredConfig, path: str) -> None:
-    """`ValidationError` unless everything but `ours` means the same to containerd as before."""
-    one, other = (_without_ours(tree, ours) for tree in (before, merged))
+def must_keep(before: Tree, merged: Tree, desired: DesiredConfig, path: str) -> None:
+    """`ValidationError` unless everything but `desired` means the same to containerd as before."""
+    old, new = (_without_ours(tree, desired) for tree in (before, merged))
     if "runc" not in runtimes_in(before):  # a table of runtimes without runc had hidden containerd 1's own
-        (dig(_containerd_table(other), "runtimes") or {}).pop("runc", None)
-    if not same(one, other):
+        (dig(_containerd_table(new), "runtimes") or {}).pop("runc", None)
+    if not same(old, new):
         raise ValidationError(
-            f"with the new {path} containerd would read more than {', '.join(ours.names) or 'CDI'}"
-            f" differently: {_first(one, other)}",
+            f"with the new {path} containerd would read more than {', '.join(desired.names) or 'CDI'}"
+            f" differently: {_first(old, new)}",
             hint=f"nothing was written; compare: containerd --config {path} config dump",
         )
 
 
 def runtimes_in(merged: Tree) -> tuple[str, ...]:
     """Names of the handlers in containerd's merged view."""
-    found = dig(_containerd_table(merged), "runtimes")
-    return tuple(found) if isinstance(found, dict) else ()
+    runtimes = dig(_containerd_table(merged), "runtimes")
+    return tuple(runtimes) if isinstance(runtimes, dict) else ()
 
 
 def _containerd_table(tree: Tree) -> Tree:
     for plugin in (CRI_PLUGINS[3], CRI_PLUGINS[2]):
-        found = dig(tree, "plugins", plugin, "containerd")
-        if isinstance(found, dict):
-            return found
+        table = dig(tree, "plugins", plugin, "containerd")
+        if isinstance(table, dict):
+            return table
     return {}
 
 
-def _without_ours(tree: Tree, ours: DesiredConfig) -> Tree:
+def _without_ours(tree: Tree, desired: DesiredConfig) -> Tree:
     result = copy.deepcopy(tree)
     for key in ("imports", "version"):
         result.pop(key, None)
     disabled = result.get("disabled_plugins")
     if isinstance(disabled, list):
-        result["disabled_plugins"] = [one for one in disabled if one not in CRI_IDS]
+        result["disabled_plugins"] = [plugin_id for plugin_id in disabled if plugin_id not in CRI_IDS]
     for plugin in CRI_PLUGINS.values():
         cri = dig(result, "plugins", plugin)
         containerd = dig(cri, "containerd")
         if isinstance(containerd, dict):
             runtimes = containerd.get("runtimes", {})
-            for name in ours.names:
+            for name in desired.names:
                 runtimes.pop(name, None)
             for entry in runtimes.values():
                 options = entry.get("options") or {}  # an unset option and an empty one are the same to runc
                 entry["options"] = {key: value for key, value in options.items() if value}
-            if ours.default:
+            if desired.default:
                 containerd.pop("default_runtime_name", None)
-            if ours.cdi:
+            if desired.cdi:
                 cri.pop("enable_cdi", None)
     return result
 
 
-def _first(one: object, other: object, path: str = "") -> str:
+def _first(old: object, new: object, path: str = "") -> str:
     """The first key at which two trees differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            if key not in one or key not in other or not same(one[key], other[key]):
-                return _first(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            if key not in old or key not in new or not same(old[key], new[key]):
+                return _first(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
     return path

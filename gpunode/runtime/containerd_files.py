@@ -123,12 +123,12 @@ def simple(effective: Tree | None, name: str) -> Tree:
     for plugin in CRI_PLUGINS.values():
         entry = dig(effective, "plugins", plugin, "containerd", "runtimes", name)
         if isinstance(entry, dict):
-            found = {key: value for key, value in entry.items() if value and key != "options"}
-            found.setdefault("runtime_type", RUNC_TYPE)
-            given = entry.get("options")
-            options = given if isinstance(given, dict) else {}
-            kept = {key: value for key, value in options.items() if value or key == "SystemdCgroup"}
-            return {**found, "options": kept} if kept else found
+            simplified = {key: value for key, value in entry.items() if value and key != "options"}
+            simplified.setdefault("runtime_type", RUNC_TYPE)
+            option_table = entry.get("options")
+            options = option_table if isinstance(option_table, dict) else {}
+            used_options = {key: value for key, value in options.items() if value or key == "SystemdCgroup"}
+            return {**simplified, "options": used_options} if used_options else simplified
     return {"runtime_type": RUNC_TYPE} if name == "runc" else {}
 
 
@@ -178,8 +178,8 @@ def without_empty(tree: Any) -> Any:
     """The tree without empty tables, which containerd ignores."""
     if not isinstance(tree, dict):
         return tree
-    found = {key: without_empty(value) for key, value in tree.items()}
-    return {key: value for key, value in found.items() if value != {}}
+    simplified = {key: without_empty(value) for key, value in tree.items()}
+    return {key: value for key, value in simplified.items() if value != {}}
 
 
 # Entries of containerd's `imports`: adds the one that a drop-in needs, and removes it.
@@ -219,28 +219,28 @@ def add(tree: Tree, pattern: str) -> None:
 
 
 def forgotten(
-    config: ContainerdConfig, gone: Iterable[str], there: Iterable[str]
+    config: ContainerdConfig, deleted: Iterable[str], there: Iterable[str]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Entries made for the files in `gone` that none of the files `there` needs, by importer."""
-    gone, there = tuple(gone), tuple(there)
-    found: dict[str, tuple[str, ...]] = {}
+    """Entries made for the files in `deleted` that none of the files `there` needs, by importer."""
+    deleted, there = tuple(deleted), tuple(there)
+    result: dict[str, tuple[str, ...]] = {}
     for importer, tree in config.trees.items():
-        ours = tuple(
+        own_patterns = tuple(
             pattern
             for pattern in _patterns(tree)
-            if any(pattern in (path, whole_directory(path)) for path in gone)
+            if any(pattern in (path, whole_directory(path)) for path in deleted)
             and not any(covers(importer, pattern, path, config.release) for path in there)
         )
-        if ours:
-            found[importer] = ours
-    return found
+        if own_patterns:
+            result[importer] = own_patterns
+    return result
 
 
 def take_out(tree: Tree, patterns: Iterable[str]) -> None:
     """Remove entries, and `imports` itself if none is left."""
-    kept = [one for one in tree.get("imports", []) if one not in tuple(patterns)]
-    if kept:
-        tree["imports"] = kept
+    remaining = [pattern for pattern in tree.get("imports", []) if pattern not in tuple(patterns)]
+    if remaining:
+        tree["imports"] = remaining
     else:
         tree.pop("imports", None)
 
@@ -273,7 +273,7 @@ def refuse_wrong_types(tree: Tree, path: str, text: str) -> None:
     """`ConfigError` for wrong types that containerd can't load, such as a number instead of a table."""
     for key in ("imports", "disabled_plugins", "required_plugins"):
         value = tree.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _wrong(path, text, (key,), "an array of strings")
     _expect(tree, ("plugins",), path, text, dict, "a table")
     for plugin in CRI_PLUGINS.values():
@@ -354,11 +354,16 @@ def _refuse_mixed_versions(state: State) -> None:
     if not state.release or state.release >= EACH_FILE_MIGRATED or not config.exists:
         return
     for path in config.files[1:]:
-        given = config.trees[path].get("version")
-        if given and given != config.version and path != state.drop_in and config.trees[path].get("plugins"):
+        version = config.trees[path].get("version")
+        if (
+            version
+            and version != config.version
+            and path != state.drop_in
+            and config.trees[path].get("plugins")
+        ):
             line = line_of_key(state.texts[path], ("version",))
             raise ConfigError(
-                f"{place(path, line)}: version = {given}, but {config.path} has version {config.version};"
+                f"{place(path, line)}: version = {version}, but {config.path} has version {config.version};"
                 f" containerd {state.release_text} then ignores the tables of one of them",
                 hint=f"give both the same version: containerd --config {path} config migrate prints that file"
                 " in the newest",
@@ -368,10 +373,10 @@ def _refuse_mixed_versions(state: State) -> None:
 def short_names(config_main: Tree) -> list[str]:
     """Plugin names that only version 1 reads, the CRI's own aside."""
     return [
-        one
+        plugin_id
         for key in ("disabled_plugins", "required_plugins")
-        for one in config_main.get(key, [])
-        if one not in CRI_IDS and not one.startswith("io.containerd.")
+        for plugin_id in config_main.get(key, [])
+        if plugin_id not in CRI_IDS and not plugin_id.startswith("io.containerd.")
     ]
 
 

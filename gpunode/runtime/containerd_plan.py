@@ -63,8 +63,8 @@ class _Draft:
         for path, mutations in self.mutations.items():
 
             def mutate(tree: Tree, mutations: list[Mutation] = mutations) -> None:
-                for one in mutations:
-                    one(tree)
+                for mutation in mutations:
+                    mutation(tree)
 
             hint = "" if path == self.state.drop_in else self._hint()
             result[path] = toml_edit.edit(self.state.texts.get(path, ""), mutate, path, hint)
@@ -135,18 +135,20 @@ def _enable_cri(draft: _Draft) -> bool:
 
     Lists of several files are joined, so a drop-in could not enable it.
     """
-    found = False
+    was_disabled = False
     for path in draft.state.config.files:
         listed = draft.state.config.trees[path].get("disabled_plugins", [])
-        if any(one in CRI_IDS for one in listed):
-            found = True
+        if any(plugin_id in CRI_IDS for plugin_id in listed):
+            was_disabled = True
             draft.add(path, _without_cri)
             draft.notes.append(f"the CRI is switched on: {path} had it in disabled_plugins")
-    return found
+    return was_disabled
 
 
 def _without_cri(tree: Tree) -> None:
-    tree["disabled_plugins"] = [one for one in tree["disabled_plugins"] if one not in CRI_IDS]
+    tree["disabled_plugins"] = [
+        plugin_id for plugin_id in tree["disabled_plugins"] if plugin_id not in CRI_IDS
+    ]
 
 
 def _needs_systemd_cgroup(draft: _Draft, *, switched_on: bool) -> bool:
@@ -321,15 +323,15 @@ class Replacement:
 def copies(state: State) -> Copies:
     """The generated copies among the files that containerd reads, by path."""
     config = state.config
-    found = {}
+    result = {}
     for path in config.files:
         if path == config.path:
             continue
         others = _merged_without(config, path)
         copied = generated_copy(config.trees[path], others, config.plugin)
         if copied is not None and nvidia_writer(state.texts[path], config.trees[path]):
-            found[path] = copied
-    return found
+            result[path] = copied
+    return result
 
 
 def _merged_without(config: ContainerdConfig, left_out: str) -> Tree:
@@ -340,10 +342,10 @@ def _merged_without(config: ContainerdConfig, left_out: str) -> Tree:
     return merged
 
 
-def drift(state: State, found: Copies) -> tuple[str, ...]:
+def drift(state: State, by_path: Copies) -> tuple[str, ...]:
     """What the copies hide, as text for the user; nothing about a copy that hides nothing."""
     notes = []
-    for path, copied in found.items():
+    for path, copied in by_path.items():
         others = _merged_without(state.config, path)
         hidden = [_hidden(state, others, path, key) for key in copied.shadowed]
         if not state.deep:
@@ -364,40 +366,40 @@ def _hidden(state: State, others: Tree, path: str, key: tuple[str, ...]) -> str:
     return f"{'.'.join(key)} ({copied!r} there, {dig(others, 'plugins', plugin, *key)!r} otherwise)"
 
 
-def with_copied(desired: DesiredConfig, found: Copies) -> DesiredConfig:
+def with_copied(desired: DesiredConfig, by_path: Copies) -> DesiredConfig:
     """The desired configuration plus what the copies configured: other runtimes, the default runtime, CDI."""
     handlers = {handler.name: handler for handler in desired.handlers}
-    for copied in found.values():
+    for copied in by_path.values():
         for name, program in copied.handlers.items():
             handlers.setdefault(name, Handler(name, program))
-    default = desired.default or next((one.default for one in found.values() if one.default), "")
+    default = desired.default or next((copy.default for copy in by_path.values() if copy.default), "")
     ordered = sorted(
         handlers.values(), key=lambda handler: handler.name != default
     )  # the default comes first
-    cdi = desired.cdi or any(copied.cdi for copied in found.values())
+    cdi = desired.cdi or any(copied.cdi for copied in by_path.values())
     return replace(desired, handlers=tuple(ordered), set_as_default=bool(default), cdi=cdi)
 
 
 def replaced(replacement: Replacement) -> Outcome:
     """A minimal configuration instead of the copies, with notes on what changes."""
-    state, found = replacement.state, replacement.copies
+    state, by_path = replacement.state, replacement.copies
     outcome = configured(state, replacement.desired)
     texts: dict[str, str | None] = dict(outcome.texts)
-    for path in found:
+    for path in by_path:
         texts.setdefault(path, None)
-    gone = [path for path in found if texts[path] is None]
+    deleted = [path for path in by_path if texts[path] is None]
     written = [path for path, text in texts.items() if text is not None]
-    needed = [path for path in (*state.config.files, *state.neighbours, *written) if path not in gone]
-    for importer, patterns in containerd_files.forgotten(state.config, gone, needed).items():
+    needed = [path for path in (*state.config.files, *state.neighbours, *written) if path not in deleted]
+    for importer, patterns in containerd_files.forgotten(state.config, deleted, needed).items():
         texts[importer] = containerd_files.without(
             texts.get(importer) or state.texts[importer], patterns, importer
         )
-    return replace(outcome, texts=texts, notes=(*outcome.notes, *_in_force(found)))
+    return replace(outcome, texts=texts, notes=(*outcome.notes, *_in_force(by_path)))
 
 
-def _in_force(found: Copies) -> tuple[str, ...]:
+def _in_force(by_path: Copies) -> tuple[str, ...]:
     notes = []
-    for path, copied in found.items():
+    for path, copied in by_path.items():
         keys = [".".join(key) for key in (*copied.shadowed, *copied.lost)]
         if keys:
             more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
@@ -499,10 +501,10 @@ def _restore_default(state: State, unwanted: UnwantedConfig, texts: dict[str, st
         return
     if _default_of(config, texts) == previous:
         return
-    named = ("containerd", "default_runtime_name")
+    key_path = ("containerd", "default_runtime_name")
     for path in reversed(config.files):
         for plugin in CRI_PLUGINS.values():
-            if dig(config.trees[path], "plugins", plugin, *named) in unwanted.names:
+            if dig(config.trees[path], "plugins", plugin, *key_path) in unwanted.names:
                 texts[path] = toml_edit.edit(
                     texts[path] or f"version = {config.version}\n", _name_default(plugin, previous), path
                 )
@@ -529,8 +531,8 @@ def _default_of(config: ContainerdConfig, texts: Texts) -> str:
 def _drop_copies(removal: Removal, texts: dict[str, str | None]) -> list[str]:
     """Delete generated copies if the rest only repeats the other files or containerd's defaults."""
     notes = []
-    found = copies(removal.state)
-    for path, copied in found.items():
+    by_path = copies(removal.state)
+    for path, copied in by_path.items():
         if texts[path] is None or not copied.handlers.keys() <= set(removal.unwanted.names):
             continue
         same = removal.judge({**texts, path: None}, texts)
@@ -539,12 +541,12 @@ def _drop_copies(removal: Removal, texts: dict[str, str | None]) -> list[str]:
         if same:
             texts[path] = None
         else:
-            notes.append(_still_hides(removal.state, path, found))
+            notes.append(_still_hides(removal.state, path, by_path))
     return notes
 
 
-def _still_hides(state: State, path: str, found: Copies) -> str:
-    keys = [".".join(key) for key in (*found[path].shadowed, *(() if state.deep else found[path].lost))]
+def _still_hides(state: State, path: str, by_path: Copies) -> str:
+    keys = [".".join(key) for key in (*by_path[path].shadowed, *(() if state.deep else by_path[path].lost))]
     what = f"still hides {', '.join(keys[:5])}" if keys else "has settings that no other file has"
     return (
         f"{path} was generated by NVIDIA's tools and {what}: only the runtimes were removed; delete the "
@@ -565,9 +567,9 @@ def _drop_unread(removal: Removal, texts: dict[str, str | None]) -> list[str]:
 
 def _forget_imports(state: State, texts: dict[str, str | None]) -> None:
     """Remove the import of a removed drop-in, if no other file needs it."""
-    gone = [path for path, text in texts.items() if text is None]
-    there = [path for path in (*state.config.files, *state.neighbours) if path not in gone]
-    for importer, patterns in containerd_files.forgotten(state.config, gone, there).items():
+    deleted = [path for path, text in texts.items() if text is None]
+    there = [path for path in (*state.config.files, *state.neighbours) if path not in deleted]
+    for importer, patterns in containerd_files.forgotten(state.config, deleted, there).items():
         text = texts.get(importer, state.texts[importer])
         if text is not None:
             texts[importer] = containerd_files.without(text, patterns, importer)

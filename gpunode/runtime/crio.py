@@ -95,11 +95,11 @@ def handler_table(base: Tree, existing: Tree, handler: Handler, missing: Collect
     A monitor_path among `missing` was copied from a machine or a release that had it there.
     """
     inherited = {key: value for key, value in base.items() if key not in _OWN}
-    kept = {key: value for key, value in existing.items() if key not in _OWN}
-    if kept.get("monitor_path") in missing and "monitor_path" in inherited:
-        del kept["monitor_path"]
+    settings = {key: value for key, value in existing.items() if key not in _OWN}
+    if settings.get("monitor_path") in missing and "monitor_path" in inherited:
+        del settings["monitor_path"]
     program = {"runtime_path": handler.path, "runtime_type": "oci"}
-    return copy.deepcopy({**program, **inherited, **kept})
+    return copy.deepcopy({**program, **inherited, **settings})
 
 
 def means(existing: Any, table: Tree) -> bool:
@@ -118,8 +118,13 @@ def only_nvidias(file: CrioFile) -> bool:
     runtime.pop("runtimes", None)
     alone = set(file.tree) <= {"crio"} and set(file.tree.get("crio", {})) <= {"runtime"} and not runtime
     handlers = file.handlers
-    named = default is None or default in handlers or default in NVIDIA_NAMES
-    return bool(handlers or default) and alone and named and all(is_nvidias(*one) for one in handlers.items())
+    is_known = default is None or default in handlers or default in NVIDIA_NAMES
+    return (
+        bool(handlers or default)
+        and alone
+        and is_known
+        and all(is_nvidias(*item) for item in handlers.items())
+    )
 
 
 # Plans for CRI-O's files. Pure functions over their text; crio.py reads, validates and queries.
@@ -170,8 +175,8 @@ class _Work:
     def left(self) -> CrioConfig:
         """CRI-O's configuration without the leftovers."""
         config = self.state.config
-        gone = {file.path for file in self.gone}
-        return replace(config, files=tuple(file for file in config.files if file.path not in gone))
+        deleted = {file.path for file in self.gone}
+        return replace(config, files=tuple(file for file in config.files if file.path not in deleted))
 
     def later(self) -> tuple[CrioFile, ...]:
         """The files that CRI-O reads after the drop-in."""
@@ -187,8 +192,8 @@ class _Work:
         for path, mutations in self.changes.items():
 
             def mutate(tree: Tree, mutations: list[Mutation] = mutations) -> None:
-                for one in mutations:
-                    one(tree)
+                for mutation in mutations:
+                    mutation(tree)
 
             result[path] = toml_edit.edit(known.get(path, ""), mutate, path)
         return result
@@ -225,8 +230,8 @@ def configured(state: State, desired: DesiredConfig) -> Draft:
 
 
 def _leftovers(state: State) -> tuple[CrioFile, ...]:
-    found = (file for file in state.config.files if is_leftover(file.path, state.drop_in))
-    return tuple(file for file in (*found, *state.unread) if only_nvidias(file))
+    leftovers = (file for file in state.config.files if is_leftover(file.path, state.drop_in))
+    return tuple(file for file in (*leftovers, *state.unread) if only_nvidias(file))
 
 
 def _carry_over(work: _Work, desired: DesiredConfig) -> None:
@@ -295,9 +300,9 @@ def removed(state: State, unwanted: UnwantedConfig) -> Draft:
     previous = unwanted.previous_default if unwanted.previous_default in known else ""
     texts: dict[str, str | None] = {}
     for file in (*config.files, *state.unread):
-        named = file.runtime.get("default_runtime")
-        mine = named in unwanted.names or any(name in file.handlers for name in unwanted.names)
-        if not mine:
+        default = file.runtime.get("default_runtime")
+        is_affected = default in unwanted.names or any(name in file.handlers for name in unwanted.names)
+        if not is_affected:
             continue
         own = file.path == state.drop_in or is_leftover(file.path, state.drop_in)
         back = "" if own else previous
@@ -394,10 +399,12 @@ def validate_crio(
         return (f"CRI-O's files were checked for known mistakes only: {daemon.binary} can't be run",)
     refuse_untrusted(answer)
     if not answer.ok:
-        said = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
-        shown = said[0].replace(f"{staging}/crio.conf", config.path).replace(f"{staging}/drop-ins", directory)
+        output = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
+        reason = (
+            output[0].replace(f"{staging}/crio.conf", config.path).replace(f"{staging}/drop-ins", directory)
+        )
         raise ValidationError(
-            f"CRI-O refuses the new files: {shown}",
+            f"CRI-O refuses the new files: {reason}",
             hint="nothing was written; correct the file and run this again",
         )
     return _compare(answer.stdout, expected)
@@ -405,9 +412,9 @@ def validate_crio(
 
 def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, expected: DesiredConfig) -> None:
     """Check for a handler's monitor: ``crio config`` doesn't, and CRI-O exits at start without it."""
-    given = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
+    monitor = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
     for handler in expected.handlers:
-        path = given or planned.handlers.get(handler.name, {}).get("monitor_path")
+        path = monitor or planned.handlers.get(handler.name, {}).get("monitor_path")
         if host.exists(path) if path else host.which("conmon") or host.unsafe_program("conmon"):
             continue
         raise ValidationError(
@@ -577,8 +584,8 @@ class CrioEngine:
         process = self.daemon.process
         if process is None or not self.host.live:
             return False  # the mtime of a recorded file is that of the recording
-        files = [file for file in config.files if any(map(_ours, file.handlers.items()))]
-        times = [found.st_ctime for file in files if (found := self.host.stat(file.path)) is not None]
+        files = [file for file in config.files if any(map(_is_own, file.handlers.items()))]
+        times = [status.st_ctime for file in files if (status := self.host.stat(file.path)) is not None]
         return any(time > process.started + _CLOCK_SECONDS for time in times)
 
     # --- the files ---------------------------------------------------------------------------------------
@@ -589,7 +596,7 @@ class CrioEngine:
         for file in config.files:
             decode(self.host.read_bytes(file.path), file.path)  # a file that CRI-O can't read isn't edited
         monitors = {str(table.get("monitor_path", "")) for table in config.handlers.values()} - {""}
-        missing = tuple(one for one in monitors if not self.host.exists(one))
+        missing = tuple(monitor for monitor in monitors if not self.host.exists(monitor))
         return State(config, path, self.daemon.version, self._unread(config), missing, self._conmon(config))
 
     def _unread(self, config: CrioConfig) -> tuple[CrioFile, ...]:
@@ -607,13 +614,13 @@ class CrioEngine:
         """The monitor for a handler that inherits none; empty where CRI-O finds one by itself."""
         if config.setting("runtime", "conmon") or option_value(self.daemon.argv[1:], "--conmon"):
             return ""
-        found = self.host.which("conmon") is None and self.host.executable(_PACKAGED_CONMON)
-        return _PACKAGED_CONMON if found else ""
+        is_packaged = self.host.which("conmon") is None and self.host.executable(_PACKAGED_CONMON)
+        return _PACKAGED_CONMON if is_packaged else ""
 
     def _hooks(self, config: CrioConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from the directories where this CRI-O looks for hooks."""
-        named = as_strings(config.setting("runtime", "hooks_dir"))
-        return hook_removals(self.host, named or _HOOK_DIRECTORIES)
+        directories = as_strings(config.setting("runtime", "hooks_dir"))
+        return hook_removals(self.host, directories or _HOOK_DIRECTORIES)
 
     def _refuse(self, desired: DesiredConfig) -> None:
         version = self.daemon.version
@@ -678,5 +685,5 @@ def _removes(edits: Iterable[FileEdit]) -> bool:
     return any(edit.action == "removed" for edit in edits)
 
 
-def _ours(handler: tuple[str, Any]) -> bool:
+def _is_own(handler: tuple[str, Any]) -> bool:
     return is_nvidias(*handler)

@@ -50,30 +50,30 @@ _TAKES_RUNTIME_CLASSES = (0, 4)  # cri-dockerd; older ones refuse a pod that nam
 
 def notes(host: Host, daemon: Daemon, desired: DesiredConfig, active: Active | None) -> tuple[str, ...]:
     """Notes on a desired configuration."""
-    found = [
+    texts = [
         _pods(host, desired, active),
         _global_no_cgroups(host, daemon),
         beside_another_users(host, daemon),
     ]
     if daemon.manager == "snap":
-        found.append(
+        texts.append(
             "the docker snap registers the runtime by itself at every start: snap set docker"
             " nvidia-support.disabled=true ends that"
         )
     if daemon.manager == "snap" and desired.cdi:
-        found.append(
+        texts.append(
             "the docker snap keeps a CDI specification of its own in /var/snap/docker/current/etc/cdi, for"
             " its runtime; its confinement may hide the node's"
         )
-    return tuple(filter(None, found))
+    return tuple(filter(None, texts))
 
 
 def survivors(active: Active | None, verb: str) -> tuple[str, ...]:
     """A note that containers survive a restart, where they do."""
     if verb != "restart" or active is None or not active.live_restore or not active.running_containers:
         return ()
-    kept = many(active.running_containers, "running container")
-    return (f"live-restore keeps {kept} during the restart",)
+    surviving = many(active.running_containers, "running container")
+    return (f"live-restore keeps {surviving} during the restart",)
 
 
 def _pods(host: Host, desired: DesiredConfig, active: Active | None) -> str:
@@ -89,7 +89,7 @@ def _pods(host: Host, desired: DesiredConfig, active: Active | None) -> str:
         return ""
     main = desired.names[0]
     if "dockershim" not in kubelet.endpoint:
-        shim = next((one for one in processes if one.name == "cri-dockerd"), None)
+        shim = next((process for process in processes if process.name == "cri-dockerd"), None)
         answer = host.run([shim.argv[0] if shim else "cri-dockerd", "--version"], timeout=5.0)
         version = parse_version(answer.stdout) if answer.ok else ()
         if version >= _TAKES_RUNTIME_CLASSES or not version:
@@ -108,10 +108,10 @@ def _global_no_cgroups(host: Host, daemon: Daemon) -> str:
     if daemon.user:
         return ""
     text = host.text_or_empty(DEFAULT_PATH)
-    found = re.search(r"^[ \t]*no-cgroups[ \t]*=[ \t]*true", text, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^[ \t]*no-cgroups[ \t]*=[ \t]*true", text, re.MULTILINE)
+    if match is None:
         return ""
-    line = text.count("\n", 0, found.start()) + 1
+    line = text.count("\n", 0, match.start()) + 1
     return (
         f"{DEFAULT_PATH}:{line} sets no-cgroups for the whole node, a setting for rootless engines: in mode"
         ' legacy containers fail with "NVML: Unknown Error"; to end that: gpunode toolkit config set'
@@ -213,8 +213,8 @@ def _table(tree: Tree, key: str) -> Tree:
     """The object at `key`, created if it is absent, or null, which dockerd accepts too."""
     if tree.get(key) is None:
         tree[key] = {}
-    found: Tree = tree[key]
-    return found
+    result: Tree = tree[key]
+    return result
 
 
 def _take_out(tree: Tree, key: str, name: str) -> None:
@@ -312,8 +312,8 @@ def _check_types(tree: Tree, content: str, path: str) -> None:
 def cdi_is_on(tree: Mapping[str, Any], argv: tuple[str, ...], version: tuple[int, ...]) -> bool:
     """Whether a dockerd of this release has CDI with this file and these flags."""
     features = tree.get("features")
-    said = flag_features(argv) | (features if isinstance(features, dict) else {})
-    return bool(said.get("cdi", version >= _CDI_BY_DEFAULT))
+    values = flag_features(argv) | (features if isinstance(features, dict) else {})
+    return bool(values.get("cdi", version >= _CDI_BY_DEFAULT))
 
 
 # Validation of a new daemon.json: dockerd's own flags, and dockerd's check of a staged copy.
@@ -340,8 +340,8 @@ def refuse_flagged(host: Host, daemon: Daemon, names: tuple[str, ...]) -> None:
     """`ConfigError` if a runtime to remove is one of dockerd's flags: no file can remove it."""
     for argv in _command_lines(host, daemon):
         flags = {"runtimes": flag_runtimes(argv), "default-runtime": (flag_default(argv),)}
-        for key, given in flags.items():
-            name = next((one for one in given if one in names), "")
+        for key, flag_names in flags.items():
+            name = next((flag_name for flag_name in flag_names if flag_name in names), "")
             if name:
                 flag = "--add-runtime" if key == "runtimes" else "--default-runtime"
                 raise ConfigError(
@@ -406,8 +406,8 @@ def _refused(edit: FileEdit, after: str, before: str) -> ValidationError:
 
 
 def _placed(path: str, reason: str) -> str:
-    line, _, said = reason.partition(": ")
-    return f"{path}:{line}: {said}" if line.isdecimal() else reason
+    line, _, text = reason.partition(": ")
+    return f"{path}:{line}: {text}" if line.isdecimal() else reason
 
 
 def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
@@ -425,8 +425,8 @@ def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
     if answer.ok or answer.code == COMMAND_NOT_FOUND:
         return ""
     refuse_untrusted(answer)
-    said = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
-    return said[0].replace(str(staged), daemon.config_path)
+    output = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
+    return output[0].replace(str(staged), daemon.config_path)
 
 
 def _flags_without_config(argv: tuple[str, ...]) -> list[str]:
@@ -595,7 +595,9 @@ class DockerEngine:
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """`dockerd --validate` on a staged copy, or the known rules; `ValidationError` if it refuses."""
-        edit = next((one for one in plan.edits if one.path == self.daemon.config_path), None)
+        edit = next(
+            (candidate for candidate in plan.edits if candidate.path == self.daemon.config_path), None
+        )
         if edit is None or edit.after is None:
             return ()
         return validate_docker(self.host, self.daemon, edit)

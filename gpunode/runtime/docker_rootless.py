@@ -85,13 +85,13 @@ def unwanted_files(host: Host, daemon: Daemon, unwanted: UnwantedConfig) -> tupl
     place = places(host, daemon.process)
     drop_in = _drop_in(host, daemon, place.config_home)
     now = host.read_bytes(place.toolkit_config)
-    made = with_settings(decode(host.read_bytes(DEFAULT_PATH), DEFAULT_PATH), DEFAULT_PATH, _SETTING)
-    gone = (
+    expected = with_settings(decode(host.read_bytes(DEFAULT_PATH), DEFAULT_PATH), DEFAULT_PATH, _SETTING)
+    removed = (
         [FileEdit(drop_in.path, drop_in.before, None, beside=True)] if drop_in.action == "unchanged" else []
     )
-    if now is not None and now == made.encode():
-        gone.append(FileEdit(place.toolkit_config, now, None, beside=True))
-    return tuple(gone)
+    if now is not None and now == expected.encode():
+        removed.append(FileEdit(place.toolkit_config, now, None, beside=True))
+    return tuple(removed)
 
 
 def _drop_in(host: Host, daemon: Daemon, config_home: str) -> FileEdit:
@@ -116,39 +116,39 @@ def refuse_another_users(host: Host, daemon: Daemon | None, config: str) -> None
         return
     if daemon is not None and (daemon.process is not None or not config):
         return
-    theirs = [one for one in running(host, "dockerd") if one.uid != 0]
-    for process in theirs:
+    others = [candidate for candidate in running(host, "dockerd") if candidate.uid != 0]
+    for process in others:
         if config and not _is_config_of(host, process, config):
             continue
-        who = account(host, process.uid)
+        user = account(host, process.uid)
         problem = (
-            f"{config} belongs to {who.name}'s rootless Docker (pid {process.pid})"
+            f"{config} belongs to {user.name}'s rootless Docker (pid {process.pid})"
             if config
-            else f"only {who.name}'s rootless Docker (pid {process.pid}) runs here, the system has none"
+            else f"only {user.name}'s rootless Docker (pid {process.pid}) runs here, the system has none"
         )
-        raise PreconditionError(problem, hint=f"run it as that user: {as_user(who)}")
+        raise PreconditionError(problem, hint=f"run it as that user: {as_user(user)}")
     if config.endswith("/.config/docker/daemon.json"):
         uid = next((uid for uid in _owners(host, config) if uid != 0), 0)
         if uid != 0:
-            who = account(host, uid)
+            user = account(host, uid)
             raise PreconditionError(
-                f"{config} belongs to {who.name}'s rootless Docker",
-                hint=f"run it as that user: {as_user(who)}",
+                f"{config} belongs to {user.name}'s rootless Docker",
+                hint=f"run it as that user: {as_user(user)}",
             )
 
 
 def _is_config_of(host: Host, process: Process, config: str) -> bool:
-    named = process.option("--config-file") or places(host, process, process.uid).daemon_json
-    return named == config and (not host.live or process.uid in _owners(host, config))
+    config_file = process.option("--config-file") or places(host, process, process.uid).daemon_json
+    return config_file == config and (not host.live or process.uid in _owners(host, config))
 
 
 def _owners(host: Host, path: str) -> tuple[int, ...]:
     """The owners of a file and of the nearest existing directory above it: they control links in it."""
-    found, directory = host.stat(path), None
+    status, directory = host.stat(path), None
     while directory is None and path != "/":
         path = path.rpartition("/")[0] or "/"
         directory = host.stat(path)
-    return tuple(one.st_uid for one in (found, directory) if one is not None)
+    return tuple(owner.st_uid for owner in (status, directory) if owner is not None)
 
 
 def beside_another_users(host: Host, daemon: Daemon) -> str:
@@ -158,8 +158,8 @@ def beside_another_users(host: Host, daemon: Daemon) -> str:
     process = rootless_docker(host)
     if process is None:
         return ""
-    who = account(host, process.uid)
+    user = account(host, process.uid)
     return (
-        f"{who.name}'s rootless Docker (pid {process.pid}) runs here and stays as it is: this is about the"
-        f" system's, which is stopped; for the user's: {as_user(who)}"
+        f"{user.name}'s rootless Docker (pid {process.pid}) runs here and stays as it is: this is about the"
+        f" system's, which is stopped; for the user's: {as_user(user)}"
     )

@@ -45,42 +45,45 @@ def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Re
     """
     if files.problem:
         return ()
-    found = list(_copies(daemon, files))
+    drifts = list(_copies(daemon, files))
     if active is not None:
-        found += _handlers(files, active, remedies)
-        found += _default(daemon, files, active, remedies)
+        drifts += _handlers(files, active, remedies)
+        drifts += _default(daemon, files, active, remedies)
         if files.cdi is not None and active.cdi is not None and files.cdi != active.cdi:
             states = ("on in the file, off", "off in the file, on")
             detail = f"{states[not files.cdi]} in the running daemon"
-            found.append(Drift("other-cdi", "CDI", detail, remedies.restart))
-    if any(one.fix == remedies.restart for one in found):  # which fixes what a reload would, too
-        found = [replace(one, fix=remedies.restart) if one.fix == remedies.reread else one for one in found]
-    return tuple(found)
+            drifts.append(Drift("other-cdi", "CDI", detail, remedies.restart))
+    if any(entry.fix == remedies.restart for entry in drifts):  # which fixes what a reload would, too
+        drifts = [
+            replace(entry, fix=remedies.restart) if entry.fix == remedies.reread else entry
+            for entry in drifts
+        ]
+    return tuple(drifts)
 
 
 def _handlers(files: Configured, active: Active, remedies: Remedies) -> Iterator[Drift]:
     paths = dict(active.paths)
-    for one in files.handlers:
-        now = paths.get(one.name, "")
-        if one.name not in active.handlers:
-            detail = f"it is in {one.file} but not in the running daemon"
-            yield Drift("not-active", one.name, detail, remedies.reread)
-        elif one.path and now and one.path != now:
-            detail = f"{one.path} in {one.file}, {now} in the running daemon"
-            yield Drift("other-path", one.name, detail, remedies.reread)
+    for handler in files.handlers:
+        now = paths.get(handler.name, "")
+        if handler.name not in active.handlers:
+            detail = f"it is in {handler.file} but not in the running daemon"
+            yield Drift("not-active", handler.name, detail, remedies.reread)
+        elif handler.path and now and handler.path != now:
+            detail = f"{handler.path} in {handler.file}, {now} in the running daemon"
+            yield Drift("other-path", handler.name, detail, remedies.reread)
     known = files.paths
     for name in active.handlers:
         if name and name not in known and not name.startswith(_OWN):
             program = paths.get(name, "")
-            shown = f"{program} in the running daemon, in no file: it is gone after the next restart"
-            yield Drift("not-in-file", name, shown.lstrip(), remedies.restart)
+            explanation = f"{program} in the running daemon, in no file: it is gone after the next restart"
+            yield Drift("not-in-file", name, explanation.lstrip(), remedies.restart)
 
 
 def _default(daemon: Daemon, files: Configured, active: Active, remedies: Remedies) -> Iterator[Drift]:
-    meant = files.default or own_default(daemon)
-    if meant and active.default and meant != active.default:
+    expected = files.default or own_default(daemon)
+    if expected and active.default and expected != active.default:
         where = "in the file" if files.default else "the engine's own, as no file names one"
-        detail = f"{meant} ({where}), {active.default} in the running daemon"
+        detail = f"{expected} ({where}), {active.default} in the running daemon"
         yield Drift("other-default", "default runtime", detail, remedies.reread)
 
 

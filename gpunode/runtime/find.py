@@ -75,13 +75,13 @@ def check_names(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name not in FINDERS and name not in AUTO:
-            raise UsageError(f"unknown runtime {name!r}", hint=_meant(name))
+            raise UsageError(f"unknown runtime {name!r}", hint=_runtime_hint(name))
         if name in seen:
             raise UsageError(f"--runtime {name} is given twice", hint="name each engine once")
         seen.add(name)
 
 
-def _meant(name: str) -> str:
+def _runtime_hint(name: str) -> str:
     from difflib import get_close_matches
 
     parts = [part for part in re.split("[,; ]+", name) if part in FINDERS]
@@ -96,19 +96,19 @@ def engines(host: Host, request: Request) -> tuple[Engine, ...]:
     names = request.runtimes or ("auto",)
     files = {"--config": request.config, "--drop-in-config": request.drop_in_config}
     files |= {"--socket": request.socket, "--restart-command": request.restart_command}
-    given = next((option for option, value in files.items() if value), "")
-    if len(names) > 1 and given:
+    option = next((option for option, value in files.items() if value), "")
+    if len(names) > 1 and option:
         raise UsageError(
-            f"{given} belongs to one engine, and {', '.join(names)} are named",
+            f"{option} belongs to one engine, and {', '.join(names)} are named",
             hint="configure them one by one",
         )
-    found = tuple(
+    result = tuple(
         engine(host, name, request.config, request.drop_in_config, request.socket) for name in names
     )
-    paths = [one.daemon.config_path for one in found]
+    paths = [selected.daemon.config_path for selected in result]
     if len(set(paths)) < len(paths):
         raise UsageError(f"{' and '.join(names)} are one engine on this node", hint="name it once")
-    return found
+    return result
 
 
 def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: str = "") -> Engine:
@@ -118,21 +118,21 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
     the engine isn't installed.
     """
     check_names((name,))
-    chosen = _distribution_of(host, config) if name in (*AUTO, "containerd") else ""
-    chosen = chosen or (_auto(host, config) if name in AUTO else name)
+    selected = _distribution_of(host, config) if name in (*AUTO, "containerd") else ""
+    selected = selected or (_auto(host, config) if name in AUTO else name)
     for option, path in (("--config", config), ("--drop-in-config", drop_in)):
         if path and not path.startswith("/"):
             raise UsageError(f"{option} must be an absolute path, not {path!r}", hint=f"{option} /PATH")
-    if drop_in and not (chosen in ENGINES and ENGINES[chosen].drop_ins):
-        raise UsageError(f"{chosen} has no drop-in to choose", hint="leave out --drop-in-config")
-    daemon = FINDERS[chosen](host, config or None)
-    if chosen == "docker":
+    if drop_in and not (selected in ENGINES and ENGINES[selected].drop_ins):
+        raise UsageError(f"{selected} has no drop-in to choose", hint="leave out --drop-in-config")
+    daemon = FINDERS[selected](host, config or None)
+    if selected == "docker":
         from gpunode.runtime.docker_rootless import refuse_another_users
 
         refuse_another_users(host, daemon, config)
     if daemon is None:
-        host.refuse_unsafe(program_of(chosen))
-        raise PreconditionError(f"{chosen} is not installed on this node", hint=_instead(host))
+        host.refuse_unsafe(program_of(selected))
+        raise PreconditionError(f"{selected} is not installed on this node", hint=_instead(host))
     if socket:
         daemon = replace(daemon, socket=socket)
     return of_daemon(host, daemon, drop_in)
@@ -155,14 +155,14 @@ def _distribution_of(host: Host, config: str) -> str:
     if not owner(config) and not any(part in config for part in _IN_DATA):
         return ""  # finding all of them takes time
     processes = running(host)
-    found = ((name, find_distribution(host, name, processes)) for name in DISTRIBUTIONS)
-    return next((name for name, daemon in found if daemon and _beside(host, config, daemon)), "")
+    distributions = ((name, find_distribution(host, name, processes)) for name in DISTRIBUTIONS)
+    return next((name for name, daemon in distributions if daemon and _beside(host, config, daemon)), "")
 
 
 def _beside(host: Host, config: str, daemon: Daemon) -> bool:
     """Whether the path is a file in the daemon's own directory, which also has templates."""
-    one, other = (path.rpartition("/")[0] for path in (config, daemon.config_path))
-    return one == other or host.realpath(one) == host.realpath(other)
+    left, right = (path.rpartition("/")[0] for path in (config, daemon.config_path))
+    return left == right or host.realpath(left) == host.realpath(right)
 
 
 def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
@@ -216,18 +216,18 @@ def _auto(host: Host, config: str) -> str:
     daemons = [
         name for name, find in FINDERS.items() if name != "podman" and _is_meant(name, find(host, None))
     ]
-    found = daemons or (["podman"] if _podman(host, None) else [])
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    names = daemons or (["podman"] if _podman(host, None) else [])
+    if len(names) == 1:
+        return names[0]
+    if not names:
         host.refuse_unsafe(*map(program_of, FINDERS))
         raise PreconditionError(
             "no container engine is installed on this node",
             hint=f"install one of them first: {', '.join(FINDERS)}",
         )
     raise UsageError(
-        f"several engines are installed on this node: {', '.join(found)}",
-        hint=f"choose one: --runtime {' or --runtime '.join(found)}; or name each engine to configure",
+        f"several engines are installed on this node: {', '.join(names)}",
+        hint=f"choose one: --runtime {' or --runtime '.join(names)}; or name each engine to configure",
     )
 
 

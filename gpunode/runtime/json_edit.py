@@ -35,7 +35,7 @@ class _Object:
     members: tuple[_Member, ...]
 
     def member(self, key: str) -> _Member | None:
-        return next((one for one in self.members if one.key == key), None)
+        return next((member for member in self.members if member.key == key), None)
 
 
 def edit(text: str, mutate: Mutation, path: str) -> str:
@@ -90,8 +90,8 @@ def _exact(text: str) -> Tree:
 
 
 def _skip(text: str, position: int) -> int:
-    found = _BLANK.match(text, position)
-    return found.end() if found else position
+    match = _BLANK.match(text, position)
+    return match.end() if match else position
 
 
 def _scan(text: str, start: int) -> _Object:
@@ -102,8 +102,8 @@ def _scan(text: str, start: int) -> _Object:
     while text[position] != "}":
         if text[position] == ",":
             position = _skip(text, position + 1)
-        key, behind = decoder.raw_decode(text, position)
-        value = _skip(text, _skip(text, behind) + 1)
+        key, after_key = decoder.raw_decode(text, position)
+        value = _skip(text, _skip(text, after_key) + 1)
         end = decoder.raw_decode(text, value)[1]
         members.append(_Member(key, position, value, end))
         position = _skip(text, end)
@@ -129,7 +129,7 @@ def _apply(text: str, change: Edit) -> str:
 
 
 def _remove(text: str, here: _Object, key: str) -> str:
-    position = next(index for index, one in enumerate(here.members) if one.key == key)
+    position = next(index for index, member in enumerate(here.members) if member.key == key)
     if len(here.members) == 1:
         return text[: here.start] + "{}" + text[here.end :]
     if position + 1 < len(here.members):
@@ -171,8 +171,8 @@ def _newline(text: str) -> str:
 
 def _line_indent(text: str, position: int) -> str:
     """Blanks at the start of the line of `position`."""
-    found = re.match(r"[ \t]*", text[text.rfind("\n", 0, position) + 1 :])
-    return found[0] if found else ""
+    match = re.match(r"[ \t]*", text[text.rfind("\n", 0, position) + 1 :])
+    return match[0] if match else ""
 
 
 def _unit(text: str) -> str:

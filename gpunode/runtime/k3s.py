@@ -49,20 +49,20 @@ def programs_at_start(host: Host, daemon: Daemon, rendered: Container[str]) -> d
     and didn't render it, the next one doesn't either.
     """
     places = (*_FIRST, *filter(None, _path(host, daemon).split(":")))
-    found = {
+    programs = {
         name: next((path for place in places if host.executable(path := f"{place}/{program}")), "")
         for name, program in _PROGRAMS.items()
     }
-    missed = found["nvidia"] and "nvidia" not in rendered and _was_there(host, daemon, found["nvidia"])
+    missed = programs["nvidia"] and "nvidia" not in rendered and _was_there(host, daemon, programs["nvidia"])
     sure = () if missed else ("nvidia",)
-    return {name: path for name, path in found.items() if path and (name in sure or name in rendered)}
+    return {name: path for name, path in programs.items() if path and (name in sure or name in rendered)}
 
 
 def _was_there(host: Host, daemon: Daemon, path: str) -> bool:
     """Whether a program was installed before the running containerd was started."""
-    found = host.stat(path)
+    status = host.stat(path)
     # a package keeps the build time of its files: only the inode's change time shows the installation
-    return found is not None and daemon.process is not None and found.st_ctime < daemon.process.started
+    return status is not None and daemon.process is not None and status.st_ctime < daemon.process.started
 
 
 def registration(name: str, path: str, plugin: str) -> str:
@@ -75,9 +75,9 @@ def registration(name: str, path: str, plugin: str) -> str:
 def _path(host: Host, daemon: Daemon) -> str:
     """The PATH of the service: its unit's, else that of its running containerd, else systemd's own."""
     unit = read_unit(host, daemon.unit) if daemon.unit else None
-    given = unit.environment.get("PATH", "") if unit else ""
-    if given or daemon.process is None:
-        return given or _DEFAULT_PATH
+    path = unit.environment.get("PATH", "") if unit else ""
+    if path or daemon.process is None:
+        return path or _DEFAULT_PATH
     return environment(host, daemon.process.pid).get("PATH") or _DEFAULT_PATH
 
 
@@ -112,22 +112,22 @@ def line_of_handler(text: str, name: str) -> int | None:
     """The line, from 1, that defines the handler outside of gpunode's own tables."""
     header = rf"""^[ \t]*\[[^\]\n]*\bruntimes["']?\.["']?{re.escape(name)}["']?(?:\]|\.)"""
     own = _BLOCK.search(text)
-    for found in re.finditer(header, text, re.MULTILINE):
-        if own is None or not own.start() <= found.start() < own.end():
-            return text.count("\n", 0, found.start()) + 1
+    for match in re.finditer(header, text, re.MULTILINE):
+        if own is None or not own.start() <= match.start() < own.end():
+            return text.count("\n", 0, match.start()) + 1
     return None
 
 
 def with_tables(text: str | None, tables: str) -> str:
     """The template with these tables as gpunode's own; a missing one is created around the base template."""
-    kept = _BLOCK.sub("\n", text).rstrip() if text is not None else _MADE
-    return f"{kept}\n\n{BEGIN}\n{tables.strip()}\n{END}\n"
+    base = _BLOCK.sub("\n", text).rstrip() if text is not None else _MADE
+    return f"{base}\n\n{BEGIN}\n{tables.strip()}\n{END}\n"
 
 
 def tables_of(text: str) -> str:
     """gpunode's own tables; empty if there are none."""
-    found = _BLOCK.search(text)
-    return found[0].strip().removeprefix(BEGIN).removesuffix(END).strip() if found else ""
+    match = _BLOCK.search(text)
+    return match[0].strip().removeprefix(BEGIN).removesuffix(END).strip() if match else ""
 
 
 def _program(runtime: Tree) -> object:
@@ -151,7 +151,7 @@ def rendered(text: str | None, base: str) -> str | None:
     """The rendered template; None if it has directives that gpunode can't follow."""
     if text is None:
         return base
-    plain = _GUARDED.sub(lambda found: "" if line_of_handler(base, found[1]) else found[2], text)
+    plain = _GUARDED.sub(lambda match: "" if line_of_handler(base, match[1]) else match[2], text)
     return None if "{{" in _BASE.sub("", plain) else _BASE.sub(lambda _: base, plain)
 
 
@@ -251,10 +251,10 @@ class K3sFiles:
             return {}
         runtimes = dig(self.config.main, "plugins", self.config.plugin, "containerd", "runtimes") or {}
         own = self._own_runtimes()
-        ours = {
+        own_names = {
             name for name in runtimes if name in own and _program(own[name]) == _program(runtimes[name])
         }  # the base template renders another program under this name instead of gpunode's
-        return programs_at_start(self.host, self.daemon, runtimes.keys() - ours)
+        return programs_at_start(self.host, self.daemon, runtimes.keys() - own_names)
 
     def _own_runtimes(self) -> Tree:
         """The runtimes in gpunode's own tables of the template, by name."""
@@ -275,7 +275,7 @@ class K3sFiles:
         if path == self.template_path:
             text = self.template_text or ""
             texts = (text, tables_of(text))
-            return any(line_of_handler(one, name) for one in texts for name in names)
+            return any(line_of_handler(entry, name) for entry in texts for name in names)
         plugins = parse_toml(decode(self.host.read_bytes(path), path), path).get("plugins")
         tables = plugins.values() if isinstance(plugins, dict) else ()
         return any(
@@ -362,8 +362,8 @@ class K3sEngine:
                     f"{self._files.template_path} wasn't validated: only {self.daemon.manager} renders it",
                 )
             edits += (FileEdit(config.path, config.main_text.encode(), text.encode()),)
-        found = tuple(Handler(name, program) for name, program in self._files.found.items())
-        return distributions.validate(self.host, self.daemon, config, edits, expected, found)
+        programs = tuple(Handler(name, program) for name, program in self._files.found.items())
+        return distributions.validate(self.host, self.daemon, config, edits, expected, programs)
 
     def query(self) -> Active:
         """The status of the CRI at its socket."""
@@ -386,9 +386,10 @@ class K3sEngine:
 
     def _rendered_has(self, desired: DesiredConfig) -> bool:
         options = (
-            dig(self._files.config.runtimes, one.name, "options", "BinaryName") for one in desired.handlers
+            dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
+            for handler in desired.handlers
         )
-        return all(have == one.path for have, one in zip(options, desired.handlers, strict=True))
+        return all(have == handler.path for have, handler in zip(options, desired.handlers, strict=True))
 
     # --- what to write ---------------------------------------------------------------------------------
 
@@ -412,12 +413,12 @@ class K3sEngine:
         if not todo:
             return ()
         for handler in todo:
-            found = self._files.found.get(handler.name)
-            if found:
+            file = self._files.found.get(handler.name)
+            if file:
                 raise ConfigError(
-                    f"{self.daemon.manager} finds {found} first and registers it as {handler.name}: the same"
+                    f"{self.daemon.manager} finds {file} first and registers it as {handler.name}: the same"
                     f" table in {path} would keep its containerd from starting",
-                    hint=f"remove {found}, or take it: --nvidia-runtime-path {found}",
+                    hint=f"remove {file}, or take it: --nvidia-runtime-path {file}",
                 )
         self._refuse_foreign(text or "", tuple(handler.name for handler in todo))
         before = None if text is None else text.encode()
@@ -433,7 +434,9 @@ class K3sEngine:
         tree, path = self._own_tables(), self._files.template_path
         cri = cri_of(tree, CRI_PLUGINS[self._files.version])
         runtimes = cri.setdefault("containerd", {}).setdefault("runtimes", {})
-        runtimes |= {one.name: runtime_table(self._files.config, None, one, False) for one in handlers}
+        runtimes |= {
+            handler.name: runtime_table(self._files.config, None, handler, False) for handler in handlers
+        }
         return with_tables(self._files.template_text, _as_text(tree, path))
 
     def _without_handlers(self, text: str, names: tuple[str, ...]) -> str | None:
@@ -509,7 +512,7 @@ def _as_text(tree: Tree, path: str) -> str:
     texts = []
     for plugin, cri in tree["plugins"].items():
         for name, table in cri["containerd"]["runtimes"].items():
-            one = {"plugins": {plugin: {"containerd": {"runtimes": {name: table}}}}}
-            text = toml_edit.document(one, path).strip() + "\n"
+            runtime_tree = {"plugins": {plugin: {"containerd": {"runtimes": {name: table}}}}}
+            text = toml_edit.document(runtime_tree, path).strip() + "\n"
             texts.append(guarded(text, name) if name in SEARCHED else text)
     return "".join(texts)

@@ -35,7 +35,9 @@ class Draft:
 def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str) -> Draft:
     """The drop-in with the runtimes that the files don't have yet."""
     runtimes = config.runtimes
-    new = {one.name: [one.path] for one in handlers if runtimes.get(one.name) != [one.path]}
+    new = {
+        handler.name: [handler.path] for handler in handlers if runtimes.get(handler.name) != [handler.path]
+    }
     before = config.setting("runtime") or ""
     changes_default = default not in ("", before)
     if not new and not changes_default:
@@ -77,8 +79,8 @@ def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> Draft:
 
     texts: dict[str, str | None] = {}
     for file in config.files:
-        named = dig(file.tree, "engine", "runtime") in unwanted.names
-        if not file.path.startswith("/etc/") or not (named or set(unwanted.names) & set(file.runtimes)):
+        is_default = dig(file.tree, "engine", "runtime") in unwanted.names
+        if not file.path.startswith("/etc/") or not (is_default or set(unwanted.names) & set(file.runtimes)):
             continue
         after = toml_edit.edit(file.text, mutate, file.path)
         emptied = file.path == DROP_IN and not parse_toml(after, file.path)
@@ -107,11 +109,11 @@ def injects_twice(path: str) -> str:
 
 def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
     """The note about an engine that reads none of CDI's own directories; "" if it reads one."""
-    named = tuple(directories)
-    if _DIRECTORIES & set(named):
+    names = tuple(directories)
+    if _DIRECTORIES & set(names):
         return ""
     return (
-        f"cdi_spec_dirs {where} is {', '.join(named) or 'empty'}: {engine} does not read specifications in"
+        f"cdi_spec_dirs {where} is {', '.join(names) or 'empty'}: {engine} does not read specifications in"
         " /etc/cdi or /var/run/cdi until the list includes one of them"
     )
 
@@ -244,10 +246,10 @@ class PodmanEngine:
         paths = {default: path}
         for name in load_podman(self.host).runtimes:
             try:
-                found, program = self._runtime("--runtime", name)
+                actual_name, program = self._runtime("--runtime", name)
             except DaemonError:
                 continue  # podman has it in its file, but not its program
-            paths[found] = program
+            paths[actual_name] = program
         return Active(tuple(paths), default, tuple(paths.items()), live_restore=True)
 
     def _runtime(self, *flags: str) -> tuple[str, str]:

@@ -64,8 +64,8 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
     for entry in journal.active():
         name = name_of(entry.manifest)
         if entry.manifest.get("operation") == REMOVAL:
-            gone = any(file.get("generated") and not file["after"] for file in entry.files)
-            users = [] if gone else [user for user in users if user != name]
+            is_removed = any(file.get("generated") and not file["after"] for file in entry.files)
+            users = [] if is_removed else [user for user in users if user != name]
         users += entry.manifest.get("cdi", ())
     return tuple(dict.fromkeys(users))
 
@@ -183,15 +183,15 @@ def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
 
 def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
     """`entry` and every later active one that shares a file with what is rolled back, newest first."""
-    chosen = [entry]
+    selected = [entry]
     paths = {file["path"] for file in entry.files}
     for later in journal.entries():
         own = {file["path"] for file in later.files if not file.get("generated")}
         committed = later.state == "committed" and later.undoable
         if committed and later.sequence > entry.sequence and own & paths:
-            chosen.insert(0, later)
+            selected.insert(0, later)
             paths |= own
-    return tuple(chosen)
+    return tuple(selected)
 
 
 def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:

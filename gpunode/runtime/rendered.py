@@ -41,16 +41,16 @@ def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
 
 def edited(host: Host, config: ContainerdConfig, path: str, desired: DesiredConfig) -> tuple[FileEdit, ...]:
     """The edit that adds `desired` to the one file `path`; none if `config` means the same already."""
-    tables = {one.name: runtime_table(config, None, one, False) for one in desired.handlers}
+    tables = {handler.name: runtime_table(config, None, handler, False) for handler in desired.handlers}
     default = desired.default in ("", config.default_runtime)
     cdi = has_cdi(config) or not desired.cdi
     before = host.read_bytes(path)
     old = decode(before, path)
-    kept = _of_a_copy(old, path, config.plugin) if desired.replace and path != config.path else None
+    copied = _of_a_copy(old, path, config.plugin) if desired.replace and path != config.path else None
     there = all(config.runtimes.get(name) == table for name, table in tables.items())
-    if default and cdi and there and kept is None:
+    if default and cdi and there and copied is None:
         return ()
-    tables = {**(kept or {}), **tables}
+    tables = {**(copied or {}), **tables}
     containerd: Tree = {"runtimes": tables} if tables else {}
     if desired.default:
         containerd["default_runtime_name"] = desired.default
@@ -58,7 +58,7 @@ def edited(host: Host, config: ContainerdConfig, path: str, desired: DesiredConf
     if not cdi:
         cri["enable_cdi"] = True
     version = None if path == config.path else config.version
-    text = laid_over(old if kept is None else "", {"plugins": {config.plugin: cri}}, path, version)
+    text = laid_over(old if copied is None else "", {"plugins": {config.plugin: cri}}, path, version)
     return (edit_of(path, before, text),)
 
 
@@ -125,8 +125,8 @@ def plan_of(
     daemon: Daemon, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: str, reason: str
 ) -> Plan:
     """A plan that shows the active file as unchanged if there is nothing to write."""
-    shown = edits or (untouched(config),)
-    return Plan(daemon.manager, shown, verb, reason, config_version=config.version)
+    shown_edits = edits or (untouched(config),)
+    return Plan(daemon.manager, shown_edits, verb, reason, config_version=config.version)
 
 
 def with_history(plan: Plan, config: ContainerdConfig, desired: DesiredConfig) -> Plan:
@@ -152,11 +152,11 @@ def validate(
     config: ContainerdConfig,
     rendered: tuple[FileEdit, ...],
     expected: DesiredConfig | None,
-    found: tuple[Handler, ...] = (),
+    programs: tuple[Handler, ...] = (),
 ) -> tuple[str, ...]:
     """Let containerd read `rendered`, the distribution's result of a plan; returns notes.
 
-    `found` are the runtimes that the distribution will register by itself.
+    `programs` are the runtimes that the distribution will register by itself.
     """
     if daemon.binary is None or not host.live:
         return (
@@ -170,6 +170,6 @@ def validate(
     if expected is not None:
         containerd_check.must_have(merged, expected, config.path)
         if before is not None and not expected.replace:  # what a copy hid becomes active
-            ours = replace(expected, handlers=(*expected.handlers, *found))
-            containerd_check.must_keep(before, merged, ours, config.path)
+            desired = replace(expected, handlers=(*expected.handlers, *programs))
+            containerd_check.must_keep(before, merged, desired, config.path)
     return ()

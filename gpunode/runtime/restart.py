@@ -95,9 +95,9 @@ class Restarter:
             answer = self.host.run(argv, timeout=limit, env=self._environ)
         if not answer.ok:
             what = "did not end" if answer.timed_out else f"failed with status {answer.code}"
-            said = (answer.stderr or answer.stdout).strip()
+            output = (answer.stderr or answer.stdout).strip()
             raise DaemonError(
-                f"{self.shown(verb)} {what}" + (f": {said[-2000:]}" if said else ""), hint=self.look
+                f"{self.shown(verb)} {what}" + (f": {output[-2000:]}" if output else ""), hint=self.look
             )
         return self.host.monotonic() - started
 

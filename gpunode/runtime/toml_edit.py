@@ -37,8 +37,8 @@ def step(indents: dict[Path, str]) -> str:
 
 def indent_for(path: Path, indents: dict[Path, str]) -> str:
     """The indentation for a new table: its siblings', else one step more than its nearest parent's."""
-    for other, indent in indents.items():
-        if len(other) == len(path) and other[:-1] == path[:-1]:
+    for other_path, indent in indents.items():
+        if len(other_path) == len(path) and other_path[:-1] == path[:-1]:
             return indent
     for length in range(len(path) - 1, 0, -1):
         if path[:length] in indents:
@@ -67,7 +67,7 @@ def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | 
     line = f"{dotted(path[-1:])} = {dump(value)}\n"
     if len(path) == 1:
         return _put_top(lines, line)
-    for number, table in headers([one.rstrip("\r\n") for one in lines]):
+    for number, table in headers([text_line.rstrip("\r\n") for text_line in lines]):
         if table == path[:-1]:
             indent = lines[number][: lines[number].index("[")]
             return "".join([*lines[:number], _end_line(lines[number]), indent, line, *lines[number + 1 :]])
@@ -82,40 +82,40 @@ def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | 
 
 def _line_of(lines: list[str], path: Path) -> int | None:
     """Number (from 0) of the line that sets the key at `path`, dotted or below its header."""
-    found = (number for number, here in key_lines(lines) if here == path)
-    return next(found, None)
+    numbers = (number for number, here in key_lines(lines) if here == path)
+    return next(numbers, None)
 
 
 def _with_value(lines: list[str], number: int, value: str) -> str | None:
     """The text with the value of one line replaced, its comment kept; None if it has more than one line."""
-    found = re.match(
+    match = re.match(
         r"""(.*?=[ \t]*)("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s#]+)([ \t]*(?:\#.*)?\r?\n?)$""",
         lines[number],
     )
-    if found is None:
+    if match is None:
         return None
-    return "".join([*lines[:number], f"{found[1]}{value}{found[3]}", *lines[number + 1 :]])
+    return "".join([*lines[:number], f"{match[1]}{value}{match[3]}", *lines[number + 1 :]])
 
 
 def beside_comment(text: str, path: Path, line: str) -> str | None:
     """`line` after the first comment in its table that shows the key (``#key = ...``), else None."""
     lines = text.splitlines(keepends=True)
-    found = headers([one.rstrip("\r\n") for one in lines])
-    ends = [number for number, one in enumerate(lines) if one.lstrip().startswith("[")]
-    starts = [number + 1 for number, table in found if table == path[:-1]] if len(path) > 1 else [0]
+    tables = headers([entry.rstrip("\r\n") for entry in lines])
+    ends = [number for number, text_line in enumerate(lines) if text_line.lstrip().startswith("[")]
+    starts = [number + 1 for number, table in tables if table == path[:-1]] if len(path) > 1 else [0]
     for start in starts:
         end = next((number for number in ends if number >= start), len(lines))
         for number in range(start, end):
-            shown = re.match(rf"([ \t]*)#[ \t]*{re.escape(dotted(path[-1:]))}[ \t]*=", lines[number])
-            if shown:
+            match = re.match(rf"([ \t]*)#[ \t]*{re.escape(dotted(path[-1:]))}[ \t]*=", lines[number])
+            if match:
                 before = [*lines[:number], _end_line(lines[number])]
-                return "".join([*before, shown[1], line, *lines[number + 1 :]])
+                return "".join([*before, match[1], line, *lines[number + 1 :]])
     return None
 
 
 def _put_top(lines: list[str], line: str) -> str:
     """A new top-level key, before the first table."""
-    tables = headers([one.rstrip("\r\n") for one in lines])
+    tables = headers([entry.rstrip("\r\n") for entry in lines])
     end = tables[0][0] if tables else len(lines)
     top = next((n + 1 for n in range(end) if re.match(r"version[ \t]*=", lines[n])), 0)
     return "".join([*lines[:top], line, *lines[top:]])
@@ -136,14 +136,14 @@ def _tables(path: Path, tree: dict[str, Any], dump: Callable[[Any], str]) -> lis
 def remove(text: str, path: Path) -> str | None:
     """Remove the tables under `path` with their lines, and the lines of keys at or below it."""
     lines = text.splitlines(keepends=True)
-    found = headers([line.rstrip("\r\n") for line in lines])
-    gone: set[int] = set()
-    for position, (number, table) in enumerate(found):
+    tables = headers([line.rstrip("\r\n") for line in lines])
+    deleted: set[int] = set()
+    for position, (number, table) in enumerate(tables):
         if table[: len(path)] == path:
-            end = found[position + 1][0] if position + 1 < len(found) else len(lines)
-            gone.update(range(number, _without_trailing_comments(lines, number, end)))
-    gone.update(number for number, here in key_lines(lines) if here[: len(path)] == path)
-    return "".join(line for number, line in enumerate(lines) if number not in gone) if gone else None
+            end = tables[position + 1][0] if position + 1 < len(tables) else len(lines)
+            deleted.update(range(number, _without_trailing_comments(lines, number, end)))
+    deleted.update(number for number, here in key_lines(lines) if here[: len(path)] == path)
+    return "".join(line for number, line in enumerate(lines) if number not in deleted) if deleted else None
 
 
 def _without_trailing_comments(lines: list[str], start: int, end: int) -> int:
@@ -179,8 +179,8 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
         result = attempt(body, desired)
         if result is not None and _is(result, new):
             styled = _with_line_ends_of(body, result)
-            kept = styled if _is(styled, new) else result
-            return text[: len(text) - len(body)] + kept
+            accepted = styled if _is(styled, new) else result
+            return text[: len(text) - len(body)] + accepted
     raise ConfigError(
         f"{path} can't be edited without changing other settings; it was not changed",
         hint=hint or "make the change manually: gpunode configure-runtime --dry-run shows what belongs there",
@@ -286,11 +286,11 @@ def _apply(parsed: Any, change: Edit, indents: dict[tuple[str, ...], str]) -> No
 
 def _amend(array: Any, desired: list[Any]) -> None:
     """Remove and append elements one by one: a whole new array would lose the comments between them."""
-    for one in [one for one in array.unwrap() if one not in desired]:
-        array.remove(one)
-    for one in desired:
-        if one not in array.unwrap():
-            array.append(one)
+    for element in [element for element in array.unwrap() if element not in desired]:
+        array.remove(element)
+    for element in desired:
+        if element not in array.unwrap():
+            array.append(element)
 
 
 def _table(tree: Tree) -> Any:

@@ -36,26 +36,26 @@ def mutated(tree: Tree, mutate: Mutation) -> Tree:
     return result
 
 
-def same(one: Any, other: Any) -> bool:
+def same(left: Any, right: Any) -> bool:
     """Equal in value and type: True is not 1, and 1 is not 1.0. The order of keys doesn't count."""
-    if type(one) is not type(other):
+    if type(left) is not type(right):
         return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other) or (one != one and other != other)  # TOML has nan, which equals nothing
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right) or (left != left and right != right)  # TOML has nan, which equals nothing
 
 
 def edits(old: Tree, new: Tree, above: tuple[str, ...] = ()) -> tuple[Edit, ...]:
     """The smallest set of key changes that turns `old` into `new`; removals first."""
-    found: list[Edit] = [Remove((*above, key)) for key in old if key not in new]
+    result: list[Edit] = [Remove((*above, key)) for key in old if key not in new]
     for key, value in new.items():
         here = (*above, key)
         if key not in old:
-            found.append(Set(here, value))
+            result.append(Set(here, value))
         elif isinstance(value, dict) and isinstance(old[key], dict):
-            found += edits(old[key], value, here)
+            result += edits(old[key], value, here)
         elif not same(old[key], value):
-            found.append(Set(here, value))
-    return tuple(found)
+            result.append(Set(here, value))
+    return tuple(result)

@@ -231,7 +231,7 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
     with begin(host, restart, dry_run=request.dry_run) as (journal, notes):
         engines = find.engines(host, request)
         intents = tuple(prepare(engines, journal))
-        tasks = tuple(_task(host, request, *one) for one in zip(engines, intents, strict=True))
+        tasks = tuple(_task(host, request, *pair) for pair in zip(engines, intents, strict=True))
         if request.dry_run:
             results = [_foreseen(task, request, notes) for task in tasks]
         else:
@@ -285,8 +285,8 @@ def _carry_out(
     for task in tasks:
         task.intent.done()
     return [
-        report(task, applied, request, notes + said)
-        for task, (_, applied), said in zip(tasks, done, checked, strict=True)
+        report(task, applied, request, notes + check_notes)
+        for task, (_, applied), check_notes in zip(tasks, done, checked, strict=True)
     ]
 
 
@@ -330,7 +330,7 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
             check()
         except GpunodeError as error:
             info = error.info()
-            refusals.append(replace(info, message=f"without --dry-run this is refused: {info.message}"))
+            refusals.append(replace(info, message=f"a real run would be refused: {info.message}"))
     if plan.own.changed and engine.host.live:
         notes = (
             *notes,

@@ -102,7 +102,7 @@ FIXES = {
     "docker-runtime-missing": "gpunode configure-runtime --runtime docker",
     "containerd-runtime-missing": "gpunode configure-runtime --runtime containerd",
     "containerd-not-restarted": "systemctl restart containerd",
-    "kubelet-not-running": "systemctl restart kubelet",
+    "kubelet-not-running": "systemctl start kubelet",
 }
 
 

@@ -12,6 +12,7 @@ from gpunode.facts.node import Node
 from gpunode.host import Host
 
 ROCKY, FILE, SOCKET = "healthy-docker-rocky9", "/etc/docker/daemon.json", "/run/docker.sock"
+VALIDATE = f"dockerd --validate --config-file {FILE}"
 
 
 def judged(tmp_path, identifier, name, change):
@@ -196,8 +197,8 @@ def with_flag(spec):
         ("docker-not-restarted", "systemctl reload docker", "systemctl restart docker"),
         (
             "docker-unknown-key",
-            "${EDITOR:-vi} +3 /etc/docker/daemon.json && systemctl reload docker",
-            "${EDITOR:-vi} +3 /etc/docker/daemon.json && systemctl restart docker",
+            f"${{EDITOR:-vi}} +3 {FILE} && {VALIDATE} && systemctl reload docker",
+            f"${{EDITOR:-vi}} +3 {FILE} && {VALIDATE} && systemctl restart docker",
         ),
     ],
 )
@@ -214,8 +215,18 @@ def test_docker_is_restarted_only_where_a_reload_is_not_enough(identifier, reloa
 def test_settings_that_conflict_with_flags_are_deleted_from_the_last_line_up(tmp_path):
     fix = fix_of(tmp_path, "docker-flag-file-conflict", "docker-flag-file-conflict-ubuntu")
     assert fix.change == (
-        'In /etc/docker/daemon.json, line 4: delete "hosts"; line 3: delete "containerd". Keep the flags'
+        'In /etc/docker/daemon.json, line 4: delete "hosts"; line 3: delete "containerd". '
+        "Leave no comma before }. Keep the flags"
     )
+
+
+def test_file_is_validated_only_by_a_dockerd_that_can(tmp_path):
+    def old(spec):
+        output = {"stdout": "Docker version 20.10.24, build 297e128\n"}
+        spec["recording"]["commands"]["/usr/bin/dockerd --version"] = output
+
+    fix = fix_of(tmp_path, "docker-flag-file-conflict", "docker-flag-file-conflict", old)
+    assert fix.command == f"${{EDITOR:-vi}} +2 {FILE} && systemctl reload docker"
 
 
 def test_setting_that_only_a_start_reads_needs_a_restart(tmp_path):
@@ -244,12 +255,12 @@ def test_default_runtime_missing_from_the_file_is_not_reloaded(tmp_path):
 def test_corrected_file_of_a_running_docker_is_loaded_by_a_reload(tmp_path):
     fix = fix_of(tmp_path / "up", "docker-config-invalid-json", "docker-config-invalid-json")
     assert fix.command == "${EDITOR:-vi} +4 /etc/docker/daemon.json"
-    assert fix.note.split("\n")[1:] == ["systemctl reload docker"]
+    assert fix.note.split("\n")[1:] == [f"{VALIDATE} && systemctl reload docker"]
 
     def stopped(spec):
         for path in [path for path in spec["files"] if path.startswith("/proc/1210/")]:
             del spec["files"][path]
 
     fix = fix_of(tmp_path / "down", "docker-config-invalid-json", "docker-config-invalid-json", stopped)
-    assert fix.command == "${EDITOR:-vi} +4 /etc/docker/daemon.json && systemctl restart docker"
+    assert fix.command == f"${{EDITOR:-vi}} +4 {FILE} && {VALIDATE} && systemctl restart docker"
     assert fix.effect == "starts Docker, which isn't running"

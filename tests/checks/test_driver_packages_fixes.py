@@ -33,7 +33,7 @@ COMMANDS = {
         "ls /lib/firmware/nvidia/580.159.03/gsp* && reboot"
     ),
     "gsp-firmware-gone": (
-        "dnf reinstall nvidia-kmod-common-580.159.03 && ls /lib/firmware/nvidia/580.159.03/gsp* && reboot"
+        "dnf reinstall nvidia-kmod-common-580.159.03 && ls /lib/firmware/nvidia/580.159.03/gsp*"
     ),
     "kernel-headers-missing": "apt install linux-headers-5.15.0-122-generic",
     "dkms-next-kernel-refused": (

@@ -10,6 +10,7 @@ import pytest
 from gpunode.checks import fixes
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.checks.fixes import FAMILIES, allowed_steps, planned_fixes, steps_of
+from gpunode.checks.report import in_order
 from gpunode.output.result import Finding, FindingStatus, Fix
 
 
@@ -53,12 +54,13 @@ def test_each_kind_of_disruption_needs_its_own_permission() -> None:
 
 def test_errors_are_fixed_before_warnings_and_passed_checks_are_skipped() -> None:
     fix = fixes.LOAD_UVM.other
-    found = [
-        finding(fix, FindingStatus.PASS, "fine"),
-        finding(fix, FindingStatus.WARN, "fragile"),
-        finding(fix, FindingStatus.FAIL, "broken"),
-    ]
-    assert [mend.id for mend in planned_fixes(found)] == ["broken", "fragile"]
+    found = (
+        finding(fix, FindingStatus.PASS, "pci-no-gpu"),
+        finding(fix, FindingStatus.WARN, "driver-cve"),
+        finding(fix, FindingStatus.FAIL, "kubelet-not-running"),
+    )
+    planned = planned_fixes(in_order(found))
+    assert [one.id for one in planned] == ["kubelet-not-running", "driver-cve"]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,11 @@ def test_libraries_in_an_lxc_container_replace_its_packages_and_a_reboot_does_no
     )
     findings = run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))
     (finding,) = [one for one in findings if one.id == "driver-lib-mismatch"]
-    assert "apt remove libnvidia-compute-580" in finding.fix[0].before
+    assert finding.fix[0].command == (
+        "apt install --allow-downgrades 'libnvidia-compute-580=580.159.03*' && "
+        "apt-mark hold libnvidia-compute-580"
+    )
+    assert "apt remove libnvidia-compute-580 && cd /root" in finding.fix[0].note
     assert not finding.reboot
 
 
@@ -331,16 +335,18 @@ def test_page_has_one_first_step(name, tmp_path):
     chosen = by_id.get(result.data.first)
     root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
     label = "Look" if chosen is not None and chosen.fix[0].look else "Fix"
-    first = [f"{label} first{root}: {chosen.fix[0].command}"] if chosen is not None else []
+    first = [f"{label} first{root}: {chosen.id}"] if chosen is not None else []
     if chosen is not None and chosen.fix[0].command == ON_HOST:
         first = []
         assert lines[-1] == "This is a container. Run gpunode doctor on its host."
     assert [line for line in lines if line.startswith(("Fix first", "Look first"))] == first
     assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line]
-    fixes = [
-        line for line in lines if line.startswith(("  Fix: ", "  Look: ")) and "the same as for" not in line
-    ]
-    assert len(fixes) == len(set(fixes))
+    printed = [line.removeprefix("  Fix: ").removeprefix("  Look: ") for line in lines]
+    printed = [re.sub(r"^  \d\. ", "", line).strip() for line in printed]
+    commands = {fix.command for finding in by_id.values() for fix in finding.fix[:1]} - {"gpunode doctor"}
+    assert all(printed.count(command) <= 1 for command in commands)
+    if chosen is not None and first:
+        assert chosen.fix[0].command in printed[lines.index(first[0]) :]
     assert [line for line in lines if line.startswith("SKIP ") and len(line) > 80] == []
 
     for finding in by_id.values():
@@ -351,6 +357,7 @@ def test_page_has_one_first_step(name, tmp_path):
         assert not result.data.reboot.findings
 
 
+RKE2_CRICTL = "/var/lib/rancher/rke2/bin/crictl --runtime-endpoint unix:///run/k3s/containerd/containerd.sock"
 # one machine for each command that used to be useless there, with the command that works
 FIRST = {
     "allocatable-zero-after-xid-79": "reboot",
@@ -374,7 +381,12 @@ FIRST = {
         "sudo -Hu '#1000' XDG_RUNTIME_DIR=/run/user/1000 gpunode configure-runtime --runtime docker"
     ),
     "flatcar-without-driver": "systemctl restart nvidia.service",
-    "flatcar-without-toolkit": "follow https://www.flatcar.org/docs/latest/setup/customization/using-nvidia/",
+    "flatcar-without-toolkit": (
+        "mkdir -p /etc/sysupdate.nvidia-runtime.d /etc/extensions /opt/extensions/nvidia-runtime && "
+        "curl -fLo /etc/sysupdate.nvidia-runtime.d/nvidia-runtime.conf "
+        "https://extensions.flatcar.org/extensions/nvidia-runtime.conf && "
+        "/usr/lib/systemd/systemd-sysupdate -C nvidia-runtime update && systemd-sysext refresh"
+    ),
     "gentoo-next-kernel": "eselect kernel set linux-6.12.47-gentoo-dist && emerge @module-rebuild",
     "image-newer-than-any-driver": "use an image of CUDA 13.0 or older",
     "k0s-drop-in-of-other-version": (
@@ -414,6 +426,10 @@ FIRST = {
     "persistence-off": "apt install nvidia-compute-utils-580 && systemctl enable --now nvidia-persistenced",
     "plugin-config-does-not-exist": 'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
     "plugin-not-registered": "gpunode setup --kubernetes",
+    "plugin-socket-dead-rke2": (
+        f"{RKE2_CRICTL} pods --quiet --state ready --name nvidia-device-plugin | "
+        f"xargs --no-run-if-empty {RKE2_CRICTL} stopp"
+    ),
     "proxmox-next-kernel": "apt install proxmox-headers-6.14.11-1-pve && dkms autoinstall -k 6.14.11-1-pve",
     "rpmfusion-driver-old": "dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force",
     "talos-modules-not-listed": (
@@ -430,6 +446,61 @@ def test_first_command_works_on_this_system(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     (finding,) = [one for one in result.data.findings if one.id == result.data.first]
     assert finding.fix[0].command == FIRST[name]
+
+
+# by machine, what a user has to know beside the first command: its effect and note, on this node
+BESIDE = {
+    "containerd-stopped-kubelet-stopped": (
+        "starts containerd",
+        "Then start the kubelet:\nsystemctl start kubelet",
+    ),
+    "dkms-next-kernel-rocky9": (
+        "GPU programs that start before the reboot fail",
+        "If modinfo prints no version, kernel 5.14.0-503.11.1.el9_5.x86_64 still has no module: boot the "
+        "running one again:\ngrubby --set-default=/boot/vmlinuz-5.14.0-427.13.1.el9_4.x86_64",
+    ),
+    "driver-two-installs": ("GPU programs that start before the reboot fail", ""),
+    "driver-upgrade-pending": ("GPU programs that start before the reboot fail", ""),
+    "flatcar-without-toolkit": (
+        "",
+        "Then register its runtime, which reloads or restarts the container engine:\n"
+        "gpunode configure-runtime",
+    ),
+    "kernel-modules-removed": (
+        "reboots this machine",
+        "The modules of the running kernel 5.15.0-122-generic were removed: "
+        "a reboot starts 5.15.0-130-generic",
+    ),
+    "lxc-library-mismatch": ("GPU programs that start meanwhile in this container fail", ""),
+    "mig-mode-pending": (
+        "stops GPU work",
+        "A reboot changes the mode too. To keep the present mode instead:\nnvidia-smi -i 0000:5d:00.0 -mig 0",
+    ),
+    "operator-leftovers": (
+        "restarts containerd: running containers continue",
+        "GPU pods that run now need the old files until they end: a drain ends them. Then move the files:\n"
+        "mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_first_command_says_what_it_disturbs_and_what_follows(name, tmp_path):
+    result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
+    (finding,) = [one for one in result.data.findings if one.id == result.data.first]
+    assert (finding.fix[0].effect, finding.fix[0].note) == BESIDE[name]
+
+
+def test_firmware_of_working_gpus_is_restored_without_a_reboot(tmp_path):
+    result = doctor.run(recorded_host("gsp-firmware-gone", tmp_path), SilentProgress())
+    (finding,) = [one for one in result.data.findings if one.id == "gsp-firmware"]
+    assert [fix.disruptive for fix in finding.fix] == ["none"]
+
+
+def test_a_stopped_containerd_is_explained_as_such(tmp_path):
+    result = doctor.run(recorded_host("containerd-not-running", tmp_path), SilentProgress())
+    (finding,) = [one for one in result.data.findings if one.id == "containerd-not-restarted"]
+    assert finding.why == "Without containerd no pod or container can start. Those that run continue."
 
 
 @pytest.mark.parametrize(

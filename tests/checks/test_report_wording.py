@@ -1,5 +1,6 @@
 """A report is readable at night: few lines, no repetition, and the real impact of a command."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -39,7 +40,7 @@ from gpunode.output.result import Evidence, Fix
         (Fix("something else", disruptive="restart"), "restarts a daemon"),
         (Fix("something", disruptive="drain"), "stops GPU work"),
         (POWER_OFF.other, "powers the node off"),
-        (fixes.UPGRADE_DRIVER.other, "reboots the node"),
+        (fixes.UPGRADE_DRIVER.other, "reboots this machine"),
     ],
     ids=lambda value: getattr(value, "command", None),
 )
@@ -56,7 +57,7 @@ def test_effect_of_a_fix_names_what_it_disturbs(fix, prefix):
             "cgroup-device-revoked",
             "stops these containers and ends their work: the kubelet starts them again",
         ),
-        ("cgroup-device-revoked-rocky9", "restarts the named containers"),
+        ("cgroup-device-revoked-rocky9", "restarts these containers, which ends their work"),
         ("plugin-not-registered", "configures the kubelet's container engine, and restarts it if needed"),
         ("imex-channels", "restarts the IMEX daemon"),
         ("fabricmanager-missing-b200", "restarts the fabric manager"),
@@ -91,17 +92,23 @@ def test_evidence_that_a_shell_cannot_expand_is_not_merged(sources):
     assert len(list(evidence_lines([Evidence(one, "x") for one in sources]))) == len(sources)
 
 
-def test_command_that_fixes_several_findings_is_printed_once_and_as_the_first(tmp_path):
+def test_command_that_fixes_several_findings_is_printed_once(tmp_path):
     host = recorded_host("cuda-driver-version-suse", tmp_path)
     blocks = doctor.run(host, SilentProgress(), questions=Questions(cuda="13.0")).blocks
     lines = [line for block in blocks for line in plain_lines(block)]
-    commands = [line for line in lines if line.startswith("  Fix: ") and "the same as" not in line]
-    assert len(commands) == len(set(commands))
-    command = commands[0].removeprefix("  Fix: ")
-    assert [line for line in lines if command in line] == [commands[0], f"Fix first, as root: {command}"]
+    first = lines.index("Fix first, as root: cuda-driver-version")
+    assert lines.count("  Fix: see the steps at the end") == 1
     assert lines.count("  Fix: the same as for cuda-driver-version") == 2
-    assert lines[-6].startswith("  (for cuda-driver-version above: ")
-    assert lines[-5] == "  Then reboot the node"
+    steps = [line for line in lines[first + 1 :] if re.match(r"  \d\. ", line)]
+    commands = [step.split(maxsplit=1)[1] for step in steps]
+    assert commands[0].startswith("kubectl drain NODE ")
+    assert commands[1:] == [
+        "gpunode driver install --yes",
+        "reboot",
+        "kubectl uncordon NODE",
+        "gpunode doctor",
+    ]
+    assert [line for line in lines if commands[1] in line] == steps[1:2]
 
 
 def page(name, root):
@@ -150,23 +157,22 @@ def test_dockers_own_report_says_whether_a_restart_stops_containers(info, effect
 
 def test_a_command_that_only_shows_the_cause_is_not_called_a_fix(tmp_path):
     lines = page("pcie-link-with-errors", tmp_path)
-    at = lines.index("  Look: lspci -vv -s 0000:01:00.0 | grep -e LnkCap: -e LnkSta:")
-    assert lines[at + 1].startswith("  Stop the GPU work, power the node off and reseat the card")
-    assert f"Look first, as root: {lines[at].removeprefix('  Look: ')}" in lines
+    at = lines.index("  1. lspci -vv -s 0000:01:00.0 | grep -e LnkCap: -e LnkSta:")
+    assert lines[at + 1].startswith("     Stop the GPU work, power the node off and reseat the card")
+    assert lines[at - 1] == "Look first, as root: pcie-link-degraded"
 
 
 def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
     lines = page("cuda-driver-version", tmp_path)
-    at = lines.index("  Fix: gpunode driver install --yes")
-    assert lines[at + 1 : at + 3] == [
-        "  (GPU programs that start before the reboot fail; drain this Kubernetes node first)",
-        "  Then reboot the node",
-    ]
-    assert lines[-5:-1] == [
-        "  Then reboot the node",
-        "  To drain it, where kubectl is set up:",
-        "    kubectl drain gpu-node-07 --ignore-daemonsets --delete-emptydir-data",
-        "  and afterwards: kubectl uncordon gpu-node-07",
+    assert lines[lines.index("Fix first, as root: cuda-driver-version") + 1 :] == [
+        "  1. kubectl drain gpu-node-07 --ignore-daemonsets --delete-emptydir-data",
+        "     (where kubectl is set up)",
+        "  2. gpunode driver install --yes",
+        "     (GPU programs that start before the reboot fail)",
+        "  3. reboot",
+        "  4. kubectl uncordon gpu-node-07",
+        "  5. gpunode doctor",
+        "More: gpunode explain cuda-driver-version",
     ]
     fresh = page("driver-not-installed", tmp_path / "fresh")
     assert not any("before the reboot fail" in line for line in fresh)
@@ -174,11 +180,14 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
 
 def test_a_reset_names_what_still_holds_the_gpu(tmp_path):
     lines = page("gpu-reset-required", tmp_path)
-    at = lines.index("  Fix: nvidia-smi --gpu-reset -i 0000:5d:00.0")
-    assert lines[at - 1] == "  First end all work on the GPU: the reset fails while a process has it open"
-    assert lines[at + 1] == "  (stops GPU work; drain this Kubernetes node first)"
-    assert "DaemonSet's pod (device plugin, DCGM), which kubectl drain leaves running" in lines[at + 2]
-    assert lines[at + 3] == "  fuser -v /dev/nvidia*"
+    at = lines.index("  2. nvidia-smi --gpu-reset -i 0000:5d:00.0")
+    assert lines[at - 3] == (
+        "  First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process"
+    )
+    assert lines[at - 2].startswith("  1. kubectl drain ")
+    assert lines[at + 1] == "     (stops GPU work)"
+    assert lines[at + 2].startswith("     On Kubernetes a drain leaves the pods of DaemonSets running")
+    assert lines[at + 2].endswith("If you can't end them, reboot: that resets the GPU as well")
 
 
 @pytest.mark.parametrize(
@@ -191,28 +200,27 @@ def test_a_reset_names_what_still_holds_the_gpu(tmp_path):
 )
 def test_a_syntax_error_is_shown_with_its_line(name, change, tmp_path):
     start = change.format("correct the syntax error in this line or just before it")
-    (line,) = [line for line in page(name, tmp_path) if line.startswith("  In /etc/")]
-    assert line.startswith(f"  {start}")
+    (line,) = [line for line in page(name, tmp_path) if line.startswith("  1. In /etc/")]
+    assert line.startswith(f"  1. {start}")
 
 
 def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
     lines = page("containerd-imports-clobber", tmp_path)
     assert '  /etc/containerd/config.toml:5: sandbox_image = "registry.example.com/pause:3.10"' in lines
     assert "  /etc/containerd/config.toml:14: containerd.runtimes.runc.options.SystemdCgroup = true" in lines
-    at = lines.index(
-        "  Fix: ${EDITOR:-vi} /etc/containerd/conf.d/99-nvidia.toml && "
-        "containerd config dump > /dev/null && systemctl restart containerd"
-    )
-    assert lines[at - 8 : at] == [
-        "  In /etc/containerd/conf.d/99-nvidia.toml: add these settings in this order, so that the line "
+    at = lines.index("Fix first, as root: containerd-imports-clobber") + 1
+    assert lines[at : at + 9] == [
+        "  1. In /etc/containerd/conf.d/99-nvidia.toml: add these settings in this order, so that the line "
         "numbers below remain right",
-        "    # at the end:",
-        '    [plugins."io.containerd.grpc.v1.cri".registry]',
-        '    config_path = "/etc/containerd/certs.d"',
-        '    # below line 8, [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]:',
-        "    SystemdCgroup = true",
-        '    # below line 3, [plugins."io.containerd.grpc.v1.cri"]:',
-        '    sandbox_image = "registry.example.com/pause:3.10"',
+        "       # at the end:",
+        '       [plugins."io.containerd.grpc.v1.cri".registry]',
+        '       config_path = "/etc/containerd/certs.d"',
+        '       # below line 8, [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]:',
+        "       SystemdCgroup = true",
+        '       # below line 3, [plugins."io.containerd.grpc.v1.cri"]:',
+        '       sandbox_image = "registry.example.com/pause:3.10"',
+        "     ${EDITOR:-vi} /etc/containerd/conf.d/99-nvidia.toml && "
+        "containerd config dump > /dev/null && systemctl restart containerd",
     ]
 
 
@@ -235,30 +243,29 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         (
             "allocatable-zero-after-xid-79",
             (
-                "  Fix: reboot",
-                "  (reboots the node; drain this Kubernetes node first)",
-                "  Until then, this may make the other GPUs available:",
-                "  crictl pods --quiet --state ready --name nvidia-device-plugin | "
+                "  2. reboot",
+                "     Until then, this may make the other GPUs available:",
+                "     crictl pods --quiet --state ready --name nvidia-device-plugin | "
                 "xargs --no-run-if-empty crictl stopp",
             ),
         ),
         (
             "allocatable-fewer-suse",
             (
-                "  The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
-                "  All GPUs answer the driver. "
-                "If the kubelet counts too few after this, drain the node and reboot",
+                "     The DaemonSet starts a new pod. Run kubectl where it can reach the cluster. "
+                "If the kubelet still counts too few GPUs after this fix, drain the node and reboot",
             ),
         ),
         (
             "operator-validations",
-            ("  Look: tail -n 20 /var/log/pods/*_nvidia-container-toolkit-daemonset-*/*/*.log",),
+            ("  1. gpunode verify --on containerd",),
         ),
         (
             "toolkit-missing",
             (
-                "  Fix: gpunode toolkit install",
-                "  Then register its runtime with the container engine: gpunode configure-runtime",
+                "  1. gpunode toolkit install",
+                "     Then register its runtime, which reloads or restarts the container engine:",
+                "     gpunode configure-runtime",
             ),
         ),
         ("mig-cdi-stale", ("  /var/run/cdi/nvidia.yaml: and 4 more are missing",)),
@@ -278,7 +285,9 @@ def test_the_gpu_that_has_fallen_off_the_bus_is_in_the_headline(tmp_path):
 def test_a_stopped_kubelet_is_named_with_its_command(tmp_path):
     lines = page("containerd-cri-disabled-kubelet-stopped", tmp_path)
     assert "  kubelet.service: stopped" in lines
-    assert "  Then start the kubelet: systemctl start kubelet" in lines
+    at = lines.index("     Then start the kubelet:")
+    assert lines[at + 1] == "     systemctl start kubelet"
+    assert lines[0].startswith("1 error: the kubelet is stopped, and containerd's CRI plugin is disabled")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +303,7 @@ def test_a_stopped_kubelet_is_named_with_its_command(tmp_path):
 def test_steps_that_precede_a_command_are_printed_before_it(name, line, tmp_path):
     lines = page(name, tmp_path)
     at = lines.index(line)
-    assert lines[at + 1].startswith("  Fix: ")
+    assert lines[at + 1].startswith("  1. ")
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ CAUSES = {
         "dkms-not-built",
         {"plugin-socket-dead": "dkms-not-built", "containerd-systemdcgroup": "containerd-runtime-missing"},
     ),
-    "secureboot-unsigned-containerd-stopped": (
-        "secureboot-unsigned",
+    "secureboot-unsigned-containerd-stopped": (  # a drain before the reboot needs containerd
+        "containerd-not-restarted",
         {
             "module-not-loaded": "secureboot-unsigned",
             "containerd-runtime-missing": "containerd-not-restarted",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.commands import configure_runtime, journal, toolkit_config, unconfigure_runtime
+from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.documents import toml
@@ -60,7 +61,8 @@ def configure(root: Path) -> Configure:
         of_request = {key: options.pop(key) for key in list(options) if key in REQUEST_FIELDS}
         request = Request((runtime,), configures=True, **of_request)  # type: ignore[arg-type]
         host = Host(root, environ={})
-        return configure_runtime.run(host, request, SilentProgress(), **options)  # type: ignore[arg-type]
+        choice = RuntimeChoice(**options)  # type: ignore[arg-type]
+        return configure_runtime.run(host, request, SilentProgress(), choice)
 
     return call
 
@@ -259,7 +261,7 @@ def test_rollback_of_an_earlier_entry_includes_the_later_ones(root: Path, config
     host = Host(root, environ={})
     entries = [data(configure("docker")).journal, data(configure("docker", set_as_default=True)).journal]
     entries.append(data(configure("docker", name="other")).journal)
-    shown = journal.roll_back(host, SilentProgress(), entries[1], dry_run=True)
+    shown = journal.roll_back(host, SilentProgress(), entries[1], Request(dry_run=True))
     assert any(entries[2] in message for message in shown.messages)
     assert "other" in (root / DOCKER).read_text()
     journal.roll_back(host, SilentProgress(), entries[1])
@@ -496,7 +498,7 @@ def test_dry_run_reports_the_missing_toolkit(root: Path, configure: Configure) -
     ran = gpunode("--root", str(root), "configure-runtime", "--runtime", "docker", "--dry-run")
     assert ran.code == ExitCode.PRECONDITION
     assert "would run: systemctl reload docker" in ran.out
-    assert "error: without --dry-run this is refused: " in ran.err and "hint: install the NVIDIA" in ran.err
+    assert "error: a real run would be refused: " in ran.err and "hint: install the NVIDIA" in ran.err
     result = configure("docker", dry_run=True)
     assert result.exit_code == ExitCode.PRECONDITION
     assert [error.code for error in result.errors] == ["toolkit-missing"]

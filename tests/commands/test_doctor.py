@@ -56,7 +56,7 @@ def test_json_output_follows_the_contract(tmp_path):
         "change": "",
         "look": False,
         "note": "",
-        "effect": "reboots the node",
+        "effect": "reboots this machine",
         "before": "",
     }
     assert finding["fix"] == [fix]
@@ -105,11 +105,9 @@ def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     assert result.blocks[0].style is Style.BAD
     (skipped,) = [line for line in shown if line.startswith("SKIP ")]
     assert skipped.endswith(" checks  not run until dkms-not-built is fixed")
-    (fix,) = [line for line in shown if line.startswith("  Fix: ")]
-    assert fix.startswith("  Fix: apt install linux-headers-5.15.0-124-generic && dkms")
-    assert shown[-3] == fix.strip().replace("Fix:", "Fix first, as root:")
-    assert shown[-2] == "  (for dkms-not-built above: disrupts nothing that runs)"
-    assert shown[-1] == "Then check again: gpunode doctor. More: gpunode explain dkms-not-built"
+    assert shown[-4] == "Fix first, as root: dkms-not-built"
+    assert shown[-3].startswith("  1. apt install linux-headers-5.15.0-124-generic && dkms")
+    assert shown[-2:] == ["  2. gpunode doctor", "More: gpunode explain dkms-not-built"]
 
 
 def test_failed_layer_is_one_problem_however_many_checks_depend_on_it(tmp_path):
@@ -166,11 +164,11 @@ def test_unknown_kind_of_node_is_not_ready(tmp_path):
 
 def test_command_names_the_service_it_restarts(tmp_path):
     shown = lines(report(recorded_host("docker-not-restarted", tmp_path / "node")))
-    assert "  Fix: systemctl reload docker" in shown
+    assert "  1. systemctl reload docker" in shown
     assert not any("restarts" in line for line in shown)
     (tmp_path / "other").mkdir()
     shown = lines(report(recorded_host("docker-not-running", tmp_path / "other")))
-    assert any(line.startswith("  Fix: systemctl restart docker") for line in shown), shown[-4:]
+    assert any(line.startswith("  1. systemctl restart docker") for line in shown), shown[-4:]
 
 
 def test_report_prints_the_age_of_its_reference_tables(tmp_path, monkeypatch):
@@ -179,9 +177,11 @@ def test_report_prints_the_age_of_its_reference_tables(tmp_path, monkeypatch):
     result = report(host)
     (oldest, *_) = sorted(result.data.tables, key=lambda one: one.date)
     assert {"name", "date", "source", "ageDays"} == set(plain(oldest))
-    assert lines(result)[-1].startswith(f"Reference tables as of {oldest.date} ({oldest.age_days} day")
+    assert lines(result)[-1].startswith(
+        f"Based on NVIDIA's releases and bulletins up to {oldest.date} ({oldest.age_days} day"
+    )
     monkeypatch.setattr(Host, "now", lambda host: 4102444800.0)  # 2100
-    assert lines(report(host))[-1].endswith(" days old): newer bulletins and releases are unknown")
+    assert lines(report(host))[-1].endswith(" days ago): newer ones are unknown")
     assert not any("up to date" in line for line in lines(report(host)))
 
 
@@ -218,7 +218,7 @@ def test_no_command_is_wrapped(tmp_path):
     commands = [fix.command for finding in result.data.findings for fix in finding.fix]
     assert commands[1:] == ["reboot"]
     shown = [block for block in result.blocks if isinstance(block, Text) and commands[0] in block.text]
-    assert len(shown) == 2  # of the finding, and as the first fix
+    assert len(shown) == 1
     assert {block.style for block in shown} == {Style.COMMAND}
 
 

@@ -106,6 +106,15 @@ def test_strict_includes_warnings_of_a_fix_plan(tmp_path):
         assert doctor.run_fix(host, SilentProgress(), strict=strict).exit_code == code
 
 
+def test_fixes_are_in_the_order_of_the_page(tmp_path):
+    """There a warning comes before the error that it may cause."""
+    recorded_host("esxi-bar-without-room", tmp_path)
+    report = gpunode("--root", str(tmp_path), "doctor", "-o", "json").document["data"]
+    plan = gpunode("--root", str(tmp_path), "doctor", "--fix", "-o", "json").document["data"]["plan"]
+    assert [one["id"] for one in plan] == report["order"]
+    assert report["order"] == ["bar-too-small", "gpu-bound-other-driver", "cdi-spec-stale"]
+
+
 def test_file_in_place_of_a_check_is_explained(tmp_path):
     ran = gpunode("--root", str(tmp_path), "doctor", "node.json")
     hint = "a file: gpunode doctor --compare FILE FILE, or gpunode doctor --root BUNDLE"

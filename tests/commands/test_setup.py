@@ -69,8 +69,8 @@ def test_output_says_where_setup_stopped_and_what_to_do_first(tmp_path: Path) ->
     root = tmp_path / "node"
     recorded_host("driver-lib-mismatch", root)
     ran = gpunode("--root", str(root), "setup", "--runtime", "containerd")
-    assert "  Fix: reboot\n" in ran.out
-    assert "Fix first, as root: reboot\n  (for driver-lib-mismatch above: " in ran.out
+    assert "Fix first, as root: driver-lib-mismatch\n  1. kubectl drain " in ran.out
+    assert "\n  2. reboot\n" in ran.out
     assert ran.out.splitlines()[-1] == "Stopped at: gpunode doctor"
     assert "error: gpunode doctor failed" in ran.err
 

@@ -603,7 +603,7 @@ def test_plan_json_is_plain_data(tmp_path):
 
 def test_machine_without_gpus_is_refused_in_the_first_line(tmp_path: Path) -> None:
     ran = gpunode("driver", "plan", "--root", str(tmp_path))
-    assert (ran.code, ran.out.splitlines()[0]) == (0, "not to be run as it is:")
+    assert (ran.code, ran.out.splitlines()[0]) == (0, "This plan can't be carried out:")
 
 
 def test_dry_run_with_a_blocker_exits_3_and_names_it(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.gpu.model import Reading
+from gpunode.gpu.model import GPU_IS_LOST, Reading
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
-from gpunode.plugin.health import HealthJudge, Mark
+from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health_marks import Mark
 from gpunode.plugin.model import Unit
 from gpunode.plugin.serve import steady_clock
 from tests.plugin.nodes import MemoryLog, inventory, uuid
@@ -364,7 +365,7 @@ def test_gpu_that_disappeared_and_returned_was_reset() -> None:
     node = Node().xid(79)
     node.judge.seen(inventory(1), node.now)  # the ledger would list the others with an error
     lost = inventory(4)
-    gone = tuple(replace(gpu, error="the GPU is lost (NVML 15)" * (gpu.index == 1)) for gpu in lost.gpus)
+    gone = (lost.gpus[0], replace(lost.gpus[1], error="lost", error_code=GPU_IS_LOST), *lost.gpus[2:])
     node.judge.seen(replace(lost, gpus=gone), node.now)
     for _ in range(2):
         node.later(5)

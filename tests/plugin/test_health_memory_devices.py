@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.gpu.model import Gpu
+from gpunode.gpu.model import GPU_IS_LOST, Gpu
 from gpunode.plugin.model import NOT_LISTED, remembered
 from tests.plugin.gpus import cut, gpu, inventory, uuid
 
@@ -18,7 +18,7 @@ def test_lost_mig_gpu_keeps_its_mig_devices():
     now = remembered(inventory(half_read, gpu(1)), before)
     assert now.gpus[0] == replace(before.gpus[0], error="GPU is lost")
     unlisted = remembered(inventory(gpu(1)), before)
-    assert unlisted.gpus[0] == replace(before.gpus[0], error=NOT_LISTED)
+    assert unlisted.gpus[0] == replace(before.gpus[0], error=NOT_LISTED, error_code=GPU_IS_LOST)
 
 
 def test_new_layout_on_a_healthy_gpu_replaces_the_old_one():

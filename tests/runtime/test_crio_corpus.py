@@ -14,6 +14,7 @@ import pytest
 from fixtures.crio import case_names, make_node
 from fixtures.crio_stub import effective
 from gpunode.commands import configure_runtime, unconfigure_runtime
+from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
@@ -38,7 +39,7 @@ def node(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 def configure(root: Path, **options: Any) -> Result:
     request = Request(("crio",), configures=True)
-    return configure_runtime.run(Host(root, environ={}), request, SilentProgress(), **options)
+    return configure_runtime.run(Host(root, environ={}), request, SilentProgress(), RuntimeChoice(**options))
 
 
 def unconfigure(root: Path) -> Result:

@@ -34,8 +34,8 @@ class Table:
         """Whole days from its date until `now`, seconds since the epoch; 0 for a clock that is behind."""
         from datetime import datetime, timezone
 
-        made = datetime.fromisoformat(self.date).replace(tzinfo=timezone.utc).timestamp()
-        return max(0, int((now - made) // _DAY_SECONDS))
+        timestamp = datetime.fromisoformat(self.date).replace(tzinfo=timezone.utc).timestamp()
+        return max(0, int((now - timestamp) // _DAY_SECONDS))
 
 
 @cache
@@ -60,8 +60,8 @@ def numbers(version: str) -> tuple[int, int, int]:
 def gate(component: str, name: str) -> tuple[int, int, int]:
     """The first release of a program that has a feature, by version_gates.json."""
     rows = table("version_gates").rows
-    found = next(row for row in rows if row["component"] == component and row["gate"] == name)
-    return numbers(found["since"])
+    row = next(row for row in rows if row["component"] == component and row["gate"] == name)
+    return numbers(row["since"])
 
 
 # Features of a program's releases, from the reference table.
@@ -77,7 +77,7 @@ def can(component: str, gate: str, version: tuple[int, ...]) -> bool | None:
     """
     if not version:
         return None
-    lines = sorted(numbers(one) for one in _since(component, gate))
+    lines = sorted(numbers(value) for value in _since(component, gate))
     whole = (*version, 0, 0)  # a release may have fewer numbers than the table
     return whole >= lines[-1] or any(whole[:2] == line[:2] and whole >= line for line in lines)
 

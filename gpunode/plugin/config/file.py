@@ -107,10 +107,10 @@ class Reader:
 
     def _texts(self, option: Option, item: Item, path: str) -> list[str] | None:
         if item.kind == "list" and option.takes_many:
-            wrong = [one for one in item.items if one.kind != "scalar"]
-            for one in wrong:
-                self.wrong(one.line, path, f"expected {expected(option)}; found {one.what}")
-            return None if wrong else [one.text for one in item.items]
+            wrong = [entry for entry in item.items if entry.kind != "scalar"]
+            for entry in wrong:
+                self.wrong(entry.line, path, f"expected {expected(option)}; found {entry.what}")
+            return None if wrong else [entry.text for entry in item.items]
         if item.kind == "null":
             return None
         if item.kind != "scalar":
@@ -122,14 +122,14 @@ class Reader:
         return [text]
 
     def _without_nonsense(self, option: Option, texts: list[str], item: Item, path: str) -> list[str]:
-        kept = []
-        for text in (word for one in texts for word in one.split(",")):
+        words = []
+        for text in (word for entry in texts for word in entry.split(",")):
             try:
                 parse(option, [text])
-                kept.append(text)
+                words.append(text)
             except ValueError as error:
                 self.warn(item.line, path, f"{error}; ignored")
-        return kept
+        return words
 
     def take(self, item: Item, path: str, make: Callable[[], Any]) -> Any:
         """The result of `make`, None for a ValueError, which becomes a problem of this item."""
@@ -140,8 +140,8 @@ class Reader:
             return None
 
     def boolean(self, item: Item, path: str) -> bool | None:
-        found = self.option(_BOOLEAN, item, path)
-        return found if isinstance(found, bool) else None
+        value = self.option(_BOOLEAN, item, path)
+        return value if isinstance(value, bool) else None
 
 
 _BOOLEAN = Option("", ("",), "", "boolean")
@@ -184,15 +184,15 @@ _LEAST_REPLICAS = {"timeSlicing": 2, "mps": 1}
 def read_sharing(reader: Reader, item: Item, vendor: str) -> Sharing | None:
     """None without a section or with an empty one. Of two MPS counts the same one is used as by NVIDIA's
     plugin."""
-    found: dict[str, tuple[int, Sharing | None]] = {}
+    sections: dict[str, tuple[int, Sharing | None]] = {}
     for name, line, section in reader.fields(item, "sharing", SECTIONS):
         if section.kind != "null" and (section.kind != "map" or section.pairs):
-            found[name] = line, _section(reader, name, section, vendor)
-    if len(found) > 1:
-        line = found["timeSlicing"][0]
+            sections[name] = line, _section(reader, name, section, vendor)
+    if len(sections) > 1:
+        line = sections["timeSlicing"][0]
         message = "a node shares in one way: sharing.mps counts, and this has no effect"
         reader.warn(line, "sharing.timeSlicing", message, "take one of the two out")
-    return next((found[name][1] for name in ("mps", "timeSlicing") if name in found), None)
+    return next((sections[name][1] for name in ("mps", "timeSlicing") if name in sections), None)
 
 
 def _section(reader: Reader, name: str, item: Item, vendor: str) -> Sharing | None:
@@ -204,8 +204,8 @@ def _section(reader: Reader, name: str, item: Item, vendor: str) -> Sharing | No
         if key == "renameByDefault":
             rename = bool(reader.boolean(value, joined(path, key)))
         elif key == "failRequestsGreaterThanOne":
-            chosen = reader.boolean(value, joined(path, key))
-            single = single if chosen is None else chosen
+            flag = reader.boolean(value, joined(path, key))
+            single = single if flag is None else flag
     listed = fields.get("resources", Item(item.line, "null"))
     entries = list(reader.entries(listed, joined(path, "resources")))
     if item.kind == "map" and not entries and listed.kind in ("null", "list"):
@@ -289,15 +289,15 @@ def _devices(reader: Reader, item: Item, path: str) -> int | tuple[str, ...] | N
         message = f"{item.what} is neither all, nor a number of devices from 1, nor a list of devices"
         reader.wrong(item.line, path, message)
         return None
-    found = []
-    for one_path, one in reader.entries(item, path):
-        if one.kind != "scalar":
+    selectors = []
+    for one_path, entry in reader.entries(item, path):
+        if entry.kind != "scalar":
             reader.wrong(
-                one.line, one_path, f"expected an index, UUID, PCI address or model; found {one.what}"
+                entry.line, one_path, f"expected an index, UUID, PCI address or model; found {entry.what}"
             )
-        elif (chosen := reader.take(one, one_path, partial(selector, one.text))) is not None:
-            found.append(chosen)
-    return tuple(dict.fromkeys(found))
+        elif (device_selector := reader.take(entry, one_path, partial(selector, entry.text))) is not None:
+            selectors.append(device_selector)
+    return tuple(dict.fromkeys(selectors))
 
 
 def read_rules(reader: Reader, item: Item, path: str, vendor: str) -> tuple[NameRule, ...]:
@@ -385,7 +385,7 @@ def _other_kind(tree: Item) -> tuple[str, str] | None:
 
 
 def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
-    found: dict[str, tuple[Any, int]] = {}
+    values: dict[str, tuple[Any, int]] = {}
     lines: dict[str, int] = {}
     rules: tuple[NameRule, ...] = ()
     sharing: Sharing | None = None
@@ -393,8 +393,8 @@ def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
     _version(reader, parts.get("version", (1, EMPTY))[1])
     for section in ("flags", "imex", "health"):
         for option, value, line in _options(reader, section, parts.get(section, (1, EMPTY))[1]):
-            found[option.field] = value, line
-    vendor = vendor or str(found.get("vendor", ("nvidia", 0))[0])
+            values[option.field] = value, line
+    vendor = vendor or str(values.get("vendor", ("nvidia", 0))[0])
     for key, line, item in reader.fields(
         parts.get("resources", (1, EMPTY))[1], "resources", ("gpus", "mig", "include", "exclude")
     ):
@@ -403,12 +403,14 @@ def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
             rules += read_rules(reader, item, path, vendor)
             lines.setdefault("rules", line)
         elif (value := reader.option(by_key()[path], item, path)) is not None:
-            found[by_key()[path].field] = value, item.line
+            values[by_key()[path].field] = value, item.line
     if "sharing" in parts:
         lines["sharing"], item = parts["sharing"]
         sharing = read_sharing(reader, item, vendor)
-    problems, warnings = (tuple(sorted(one, key=_line)) for one in (reader.problems, reader.warnings))
-    return FileConfig(found, rules, sharing, lines, problems, warnings)
+    problems, warnings = (
+        tuple(sorted(messages, key=_line)) for messages in (reader.problems, reader.warnings)
+    )
+    return FileConfig(values, rules, sharing, lines, problems, warnings)
 
 
 def _line(problem: Problem) -> int:
@@ -430,5 +432,5 @@ def _options(reader: Reader, path: str, item: Item) -> Iterator[tuple[Option, An
         option = by_key().get(key)
         if option is None:
             yield from _options(reader, key, value)
-        elif (found := reader.option(option, value, key)) is not None:
-            yield option, found, value.line
+        elif (parsed := reader.option(option, value, key)) is not None:
+            yield option, parsed, value.line

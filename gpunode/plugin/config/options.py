@@ -33,7 +33,9 @@ class Option:
     `variables` are those of NVIDIA's plugin, tried in order after our own. An option that is not `live` needs
     a restart. `part` is the only command with a flag for the option; `plugin serve` accepts it in the file
     and the environment. `known` are the words with a meaning where any word is accepted. `setting` is the
-    dotted path in `Settings`, where it isn't `field`.
+    dotted path in `Settings`, where it isn't `field`. `default` are words for a default that isn't in
+    `Settings`. An `ignored` option is accepted for existing deployments and has no effect. `word` is the
+    placeholder for the value in help and tables.
     """
 
     field: str
@@ -47,6 +49,9 @@ class Option:
     live: bool = True
     part: str = ""
     setting: str = ""
+    default: str = ""
+    ignored: bool = False
+    word: str = ""
 
     @property
     def variable(self) -> str:
@@ -69,7 +74,7 @@ OPTIONS = (
     Option(
         "mig_strategy",
         ("--mig-strategy",),
-        "How MIG devices are advertised: as GPUs (single), by profile (mixed) or not.",
+        "Advertise MIG devices as GPUs (single), by profile (mixed) or not (none).",
         kind="choice",
         key="flags.migStrategy",
         variables=("MIG_STRATEGY",),
@@ -78,7 +83,8 @@ OPTIONS = (
     Option(
         "fail_on_init_error",
         ("--fail-on-init-error",),
-        "Accepted for compatibility; the plugin always waits for a missing driver.",
+        "Accepted and ignored: the plugin always waits for a missing driver.",
+        ignored=True,
         kind="boolean",
         key="flags.failOnInitError",
         variables=("FAIL_ON_INIT_ERROR",),
@@ -94,7 +100,8 @@ OPTIONS = (
     Option(
         "dev_root",
         ("--dev-root", "--nvidia-dev-root"),
-        "Directory that contains dev/; the driver root by default.",
+        "Directory that contains dev/.",
+        default="the driver root",
         kind="path",
         key="flags.nvidiaDevRoot",
         variables=("NVIDIA_DEV_ROOT",),
@@ -102,7 +109,7 @@ OPTIONS = (
     Option(
         "container_driver_root",
         ("--driver-root-ctr-path", "--container-driver-root"),
-        "Mount point of the driver root if gpunode runs in a container.",
+        "Mount point of the driver root in gpunode's container.",
         kind="path",
         key="flags.plugin.containerDriverRoot",
         variables=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
@@ -111,7 +118,7 @@ OPTIONS = (
     Option(
         "pass_device_specs",
         ("--pass-device-specs",),
-        "Also pass device nodes, so that containers keep them after cgroup updates.",
+        "Also pass device nodes to containers.",
         kind="boolean",
         key="flags.plugin.passDeviceSpecs",
         variables=("PASS_DEVICE_SPECS",),
@@ -119,7 +126,7 @@ OPTIONS = (
     Option(
         "device_list_strategy",
         ("--device-list-strategy",),
-        "How GPUs are passed to the container runtime.",
+        "How containers get GPUs.",
         kind="choices",
         key="flags.plugin.deviceListStrategy",
         variables=("DEVICE_LIST_STRATEGY",),
@@ -128,7 +135,7 @@ OPTIONS = (
     Option(
         "device_id_strategy",
         ("--device-id-strategy",),
-        "How GPUs are identified to the runtime.",
+        "IDs of GPUs for the runtime.",
         kind="choice",
         key="flags.plugin.deviceIDStrategy",
         variables=("DEVICE_ID_STRATEGY",),
@@ -137,7 +144,7 @@ OPTIONS = (
     Option(
         "gdrcopy_enabled",
         ("--gdrcopy-enabled",),
-        "Pass the GDRCopy device to containers.",
+        "Also pass the GDRCopy device.",
         kind="boolean",
         key="flags.gdrcopyEnabled",
         variables=("GDRCOPY_ENABLED",),
@@ -145,7 +152,7 @@ OPTIONS = (
     Option(
         "gds_enabled",
         ("--gds-enabled",),
-        "Pass the GPUDirect Storage devices to containers.",
+        "Also pass the GPUDirect Storage devices.",
         kind="boolean",
         key="flags.gdsEnabled",
         variables=("GDS_ENABLED",),
@@ -153,7 +160,7 @@ OPTIONS = (
     Option(
         "mofed_enabled",
         ("--mofed-enabled",),
-        "Pass the InfiniBand devices to containers.",
+        "Also pass the InfiniBand devices.",
         kind="boolean",
         key="flags.mofedEnabled",
         variables=("MOFED_ENABLED",),
@@ -168,7 +175,7 @@ OPTIONS = (
     Option(
         "nvidia_cdi_hook_path",
         ("--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
-        "Path of the hook program in CDI specifications.",
+        "Path of NVIDIA's hook program.",
         kind="path",
         key="flags.plugin.nvidiaCTKPath",
         variables=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
@@ -176,7 +183,8 @@ OPTIONS = (
     Option(
         "mps_root",
         ("--mps-root",),
-        "Directory of the MPS daemons; /run/nvidia/mps with --mps.",
+        "Directory of the MPS daemons.",
+        default="/run/nvidia/mps with --mps",
         kind="path",
         key="flags.mpsRoot",
         variables=("MPS_ROOT",),
@@ -185,7 +193,7 @@ OPTIONS = (
     Option(
         "shared_devices_allocation_policy",
         ("--shared-devices-allocation-policy",),
-        "Distribute shares over the GPUs, or fill one GPU first.",
+        "Distribute shares, or fill one GPU first.",
         kind="choice",
         key="flags.plugin.sharedDevicesAllocationPolicy",
         variables=("SHARED_DEVICES_ALLOCATION_POLICY",),
@@ -194,7 +202,7 @@ OPTIONS = (
     Option(
         "device_discovery_strategy",
         ("--device-discovery-strategy",),
-        "How GPUs are discovered; vfio (labels only): GPUs reserved for virtual machines.",
+        "How to find GPUs; vfio, for labels only: GPUs of virtual machines.",
         kind="choice",
         key="flags.deviceDiscoveryStrategy",
         variables=("DEVICE_DISCOVERY_STRATEGY",),
@@ -204,7 +212,7 @@ OPTIONS = (
     Option(
         "imex_channel_ids",
         ("--imex-channel-ids",),
-        "IMEX channels passed to containers: none, or 0.",
+        "IMEX channels for containers: 0 or none.",
         kind="integers",
         key="imex.channelIDs",
         variables=("IMEX_CHANNEL_IDS",),
@@ -212,7 +220,7 @@ OPTIONS = (
     Option(
         "imex_required",
         ("--imex-required",),
-        "Advertise nothing while the IMEX channel's device is missing.",
+        "Serve nothing without the IMEX channel.",
         kind="boolean",
         key="imex.required",
         variables=("IMEX_REQUIRED",),
@@ -220,7 +228,7 @@ OPTIONS = (
     Option(
         "kubelet_socket",
         ("--kubelet-socket",),
-        "Socket of the kubelet; empty: serve without registration.",
+        "Socket of the kubelet; empty: don't register.",
         kind="socket",
         key="flags.gpunode.kubeletSocket",
         variables=("KUBELET_SOCKET",),
@@ -229,7 +237,8 @@ OPTIONS = (
     Option(
         "config_file",
         ("--config-file",),
-        "Configuration file, YAML or JSON; reloaded when it changes.",
+        "Configuration file; changes are reread.",
+        word="PATH",
         variables=("CONFIG_FILE",),
     ),
     Option(
@@ -244,7 +253,7 @@ OPTIONS = (
     Option(
         "cdi_disable_hooks",
         ("--cdi-disable-hooks",),
-        "Hooks omitted from CDI specifications; all omits every hook.",
+        "Omit these hooks; all: every hook.",
         kind="words",
         key="flags.gpunode.cdiDisableHooks",
         variables=("CDI_DISABLE_HOOKS",),
@@ -254,7 +263,7 @@ OPTIONS = (
     Option(
         "vendor",
         ("--vendor",),
-        "GPU vendor: nvidia or amd.",
+        "Vendor of the GPUs.",
         kind="choice",
         key="flags.gpunode.vendor",
         allowed=("nvidia", "amd"),
@@ -263,14 +272,15 @@ OPTIONS = (
     Option(
         "resource_name",
         ("--resource-name",),
-        "Resource name of whole GPUs; amd.com/gpu with --vendor amd.",
+        "Resource name of whole GPUs.",
+        default="nvidia.com/gpu or amd.com/gpu",
         kind="resource",
         key="flags.gpunode.resourceName",
     ),
     Option(
         "resource_naming_strategy",
         ("--resource-naming-strategy", "--resource_naming_strategy"),
-        "AMD: one resource name for all GPUs, or one per partition type.",
+        "AMD: one resource, or one for each partition type.",
         kind="choice",
         key="flags.gpunode.resourceNamingStrategy",
         allowed=("single", "mixed"),
@@ -278,7 +288,7 @@ OPTIONS = (
     Option(
         "registration",
         ("--registration",),
-        "Register with the kubelet, or through its plugin watcher.",
+        "Register directly, or through the plugin watcher.",
         kind="choice",
         key="flags.gpunode.registration",
         allowed=("kubelet", "watcher"),
@@ -287,7 +297,7 @@ OPTIONS = (
     Option(
         "include",
         ("--include",),
-        "Serve only these GPUs: index, UUID, PCI address, or glob of the model.",
+        "Use only these GPUs: index, UUID, PCI address, or glob of the model.",
         kind="selectors",
         key="resources.include",
     ),
@@ -301,7 +311,7 @@ OPTIONS = (
     Option(
         "mps",
         ("--mps",),
-        "Run the MPS control daemons that sharing.mps requires.",
+        "Run the daemons that sharing.mps requires.",
         kind="boolean",
         key="flags.gpunode.mps",
         live=False,
@@ -309,7 +319,7 @@ OPTIONS = (
     Option(
         "health_disable",
         ("--health-disable",),
-        "XIDs that don't make a GPU unhealthy; xids: every XID; all: every error.",
+        "XIDs to ignore; xids: every XID; all: every error.",
         kind="xids",
         key="health.disable",
         variables=("DP_DISABLE_HEALTHCHECKS",),
@@ -318,7 +328,7 @@ OPTIONS = (
     Option(
         "health_enable",
         ("--health-enable",),
-        "XIDs that always make a GPU unhealthy; all: every XID.",
+        "XIDs that always count as errors, or all.",
         kind="xids",
         key="health.enable",
         variables=("DP_ENABLE_HEALTHCHECKS",),
@@ -327,7 +337,7 @@ OPTIONS = (
     Option(
         "health_hold_down",
         ("--health-hold-down",),
-        "How long a GPU stays unhealthy after its last error; infinite: until a restart.",
+        "Time without errors after which a GPU is healthy again, or infinite.",
         kind="hold",
         key="health.holdDown",
         setting="health.hold_seconds",
@@ -351,7 +361,7 @@ OPTIONS = (
     Option(
         "log_format",
         ("--log-format",),
-        "Format of the log on stderr: key=value text, or one JSON object a line.",
+        "Format of the log on stderr.",
         kind="choice",
         key="flags.gpunode.logFormat",
         allowed=("text", "json"),
@@ -360,7 +370,7 @@ OPTIONS = (
     Option(
         "listen",
         ("--listen",),
-        "Serve /metrics, /healthz and /readyz on this address; port 0 selects a free port.",
+        "Address of /metrics, /healthz and /readyz; port 0: any free port.",
         kind="address",
         key="flags.gpunode.listen",
         live=False,
@@ -368,7 +378,7 @@ OPTIONS = (
     Option(
         "state_dir",
         ("--state-dir",),
-        "Directory of the status file and the health state.",
+        "State directory of the device plugin.",
         kind="path",
         key="flags.gpunode.stateDir",
         live=False,
@@ -384,21 +394,22 @@ OPTIONS = (
     Option(
         "simulate",
         ("--simulate",),
-        "Serve simulated GPUs; see docs/simulate.md.",
+        "Simulate these GPUs, such as h100:8.",
+        word="MODEL:N",
         key="flags.gpunode.simulate",
         live=False,
     ),
     Option(
         "lenient",
         ("--lenient",),
-        "Report unknown keys and invalid XIDs as warnings.",
+        "Warn of unknown keys instead of failing.",
         kind="boolean",
     ),
     # --- labels: GPU feature discovery's, and the destinations of labels; flags of `gpunode labels` ---
     Option(
         "labels_to",
         ("--labels",),
-        "Also publish the node's labels to these destinations.",
+        "Also publish the node's labels.",
         kind="choices",
         key="flags.gpunode.labels",
         allowed=SINKS,
@@ -408,7 +419,8 @@ OPTIONS = (
     Option(
         "output_file",
         ("--output-file",),
-        f"A feature file for Node Feature Discovery; {OUTPUT_FILE} with --to file.",
+        "Write to this file, for Node Feature Discovery.",
+        default="with --to file NFD's features.d/gfd",
         kind="path",
         key="flags.gfd.outputFile",
         variables=("GFD_OUTPUT_FILE",),
@@ -428,7 +440,7 @@ OPTIONS = (
     Option(
         "oneshot",
         ("--oneshot",),
-        "Publish the labels once; false: same as --watch.",
+        "Publish once; false: same as --watch.",
         kind="boolean",
         key="flags.gfd.oneshot",
         variables=("GFD_ONESHOT",),
@@ -438,7 +450,7 @@ OPTIONS = (
     Option(
         "sleep_interval",
         ("--sleep-interval",),
-        "With --watch, update interval; infinite: only when GPUs change.",
+        "Interval of --watch; infinite: when GPUs change.",
         kind="hold",
         key="flags.gfd.sleepInterval",
         variables=("GFD_SLEEP_INTERVAL",),
@@ -458,7 +470,7 @@ OPTIONS = (
     Option(
         "machine_type_file",
         ("--machine-type-file",),
-        "File that contains the machine's product name.",
+        "File with the machine's product name.",
         kind="path",
         key="flags.gfd.machineTypeFile",
         variables=("GFD_MACHINE_TYPE_FILE",),
@@ -468,7 +480,7 @@ OPTIONS = (
     Option(
         "firmware",
         ("--firmware",),
-        "AMD: add labels for firmware versions.",
+        "AMD: add labels of the firmware versions.",
         kind="boolean",
         key="flags.gpunode.firmware",
         part="labels",
@@ -477,7 +489,9 @@ OPTIONS = (
     Option(
         "kubeconfig",
         ("--kubeconfig",),
-        "Kubeconfig file; kubelet uses the kubelet's. Default in a pod: its account.",
+        "Kubeconfig file, or kubelet for the kubelet's own.",
+        word="PATH",
+        default="KUBECONFIG, the pod's account or ~/.kube/config",
         key="flags.gpunode.kubeconfig",
         part="labels",
         setting="labels.kubeconfig",
@@ -486,6 +500,7 @@ OPTIONS = (
         "kube_context",
         ("--context",),
         "Kubeconfig context to use.",
+        word="NAME",
         key="flags.gpunode.context",
         part="labels",
         setting="labels.kube_context",
@@ -494,6 +509,7 @@ OPTIONS = (
         "server",
         ("--server",),
         "URL of a kubectl proxy, such as http://127.0.0.1:8001.",
+        word="URL",
         key="flags.gpunode.server",
         part="labels",
         setting="labels.server",
@@ -501,7 +517,9 @@ OPTIONS = (
     Option(
         "namespace",
         ("--namespace",),
-        "Namespace of the NodeFeature object; the account's by default.",
+        "Namespace of the NodeFeature object.",
+        word="NAME",
+        default="the account's",
         key="flags.gpunode.namespace",
         variables=("NAMESPACE",),
         part="labels",
@@ -510,7 +528,9 @@ OPTIONS = (
     Option(
         "node_name",
         ("--node-name", "--node"),
-        "Name of the Node; the host name by default.",
+        "Name of the Node.",
+        word="NAME",
+        default="the host name",
         key="flags.gpunode.nodeName",
         variables=("NODE_NAME",),
         part="labels",
@@ -519,7 +539,8 @@ OPTIONS = (
     Option(
         "pod_name",
         ("--pod-name",),
-        "Name of this pod, so that its DaemonSet owns the NodeFeature object.",
+        "Name of this pod; its DaemonSet then owns the NodeFeature object.",
+        word="NAME",
         variables=("POD_NAME",),
         part="labels",
         setting="labels.pod_name",
@@ -527,14 +548,16 @@ OPTIONS = (
     Option(
         "kube_api_qps",
         ("--kube-api-qps",),
-        "Accepted for compatibility and ignored.",
+        "Accepted and ignored.",
+        ignored=True,
         variables=("KUBE_API_QPS",),
         part="labels",
     ),
     Option(
         "kube_api_burst",
         ("--kube-api-burst",),
-        "Accepted for compatibility and ignored.",
+        "Accepted and ignored.",
+        ignored=True,
         variables=("KUBE_API_BURST",),
         part="labels",
     ),
@@ -561,7 +584,7 @@ METAVARS = {
 
 def metavar(option: Option) -> str:
     """The placeholder for the value in help and tables."""
-    words = "|".join(option.allowed)
+    words = option.word or "|".join(option.allowed)
     if option.kind == "choices":
         return f"{words},..."
     return words or METAVARS.get(option.kind, "TEXT")

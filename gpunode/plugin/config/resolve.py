@@ -57,6 +57,13 @@ def check(
         message = "GPUs that are kept for virtual machines can't be served to containers"
         hint = "gpunode labels --device-discovery-strategy vfio labels them"
         problems.append(Problem(at("device_discovery_strategy"), "", message, hint))
+    for name, vendor in (("mig_strategy", "nvidia"), ("resource_naming_strategy", "amd")):
+        if name in origins and ":" not in at(name) and settings.vendor != vendor:
+            warnings.append(Problem(at(name), "", f"ignored: the vendor is {settings.vendor}"))
+    if settings.labels.firmware and settings.vendor == "nvidia" and ":" not in at("firmware"):
+        # a file may serve nodes of both vendors
+        message = "only AMD's GPUs have these labels, and the vendor is nvidia"
+        problems.append(Problem(at("firmware"), "", message, "add --vendor amd, or leave it out", usage=True))
     if settings.simulate and settings.vendor != "nvidia":
         problems.append(Problem(at("simulate"), "", "simulated nodes have NVIDIA GPUs", "--vendor nvidia"))
     return problems, warnings
@@ -127,8 +134,8 @@ class Sources:
         if option.field in self.flags:
             return "--to" if to else option.flags[0], self.flags[option.field]
         own = [f"{LABELS_PREFIX}TO"] if to else []
-        theirs = [f"GFD_{name}" for name in option.variables] if self.part == "labels" else []
-        for name in (*own, option.variable, *theirs, *option.variables):
+        gfd_names = [f"GFD_{name}" for name in option.variables] if self.part == "labels" else []
+        for name in (*own, option.variable, *gfd_names, *option.variables):
             if text := self.host.environ.get(name, ""):
                 return name, [text]
         return None
@@ -136,17 +143,17 @@ class Sources:
     @property
     def file(self) -> str:
         """The config file's path, empty for none."""
-        return str(Path(self._named).absolute()) if self._named else ""
+        return str(Path(self._file_option).absolute()) if self._file_option else ""
 
     @property
-    def _named(self) -> str:
-        found = self.given(BY_FIELD["config_file"])
-        return found[1][-1] if found else ""
+    def _file_option(self) -> str:
+        option = self.given(BY_FIELD["config_file"])
+        return option[1][-1] if option else ""
 
     @property
     def reader(self) -> Host:
         """Path of the file: on the node, or relative to the caller's working directory."""
-        return self.host if self._named.startswith("/") else Host(Path("/"), self.host.environ)
+        return self.host if self._file_option.startswith("/") else Host(Path("/"), self.host.environ)
 
     def read(self) -> bytes:
         """The file's bytes. `GpunodeError` if they can't be read."""
@@ -179,8 +186,8 @@ class _Merge:
         self._lenient = self._is_lenient()
 
     def _is_lenient(self) -> bool:
-        found = self._sources.given(BY_FIELD["lenient"])
-        return found is not None and found[1][-1] in TRUE
+        lenient = self._sources.given(BY_FIELD["lenient"])
+        return lenient is not None and lenient[1][-1] in TRUE
 
     def resolve(self, data: bytes | None) -> Resolved:
         for option in OPTIONS:
@@ -189,8 +196,8 @@ class _Merge:
         settings = self._settings(more)
         if not self._sources.part and not settings.labels.to:
             # GPU feature discovery's part of the file is ignored here
-            self._problems = [one for one in self._problems if not _of_labels(one)]
-            self._warnings = [one for one in self._warnings if not _of_labels(one)]
+            self._problems = [problem for problem in self._problems if not _of_labels(problem)]
+            self._warnings = [warning for warning in self._warnings if not _of_labels(warning)]
         if not self._problems:
             problems, warnings = check(settings, self._origins, self._sources.part)
             self._problems += problems
@@ -199,10 +206,10 @@ class _Merge:
         return Resolved(settings, self._origins, tuple(self._problems), tuple(self._warnings), self._content)
 
     def _take_given(self, option: Option) -> None:
-        found = self._sources.given(option)
-        if found is None:
+        origin_texts = self._sources.given(option)
+        if origin_texts is None:
             return
-        origin, texts = found
+        origin, texts = origin_texts
         if option.kind == "xids" and self._lenient:
             texts = self._xids_only(option, origin, texts)
         try:
@@ -222,14 +229,14 @@ class _Merge:
         self._origins[option.field] = origin
 
     def _xids_only(self, option: Option, origin: str, texts: Sequence[str]) -> list[str]:
-        kept = []
+        words = []
         for word in split(texts):
             try:
                 parse(option, [word])
-                kept.append(word)
+                words.append(word)
             except ValueError as error:
                 self._warnings.append(Problem(origin, "", f"{error}; ignored"))
-        return kept
+        return words
 
     def _take_file(self, data: bytes | None) -> dict[str, Any]:
         from gpunode.plugin.config.file import read_file
@@ -243,16 +250,16 @@ class _Merge:
             return {}
         self._content = content
         vendor = self._values.get("vendor", "")
-        found = read_file(content, path, vendor=vendor, lenient=self._lenient)
-        self._problems += found.problems
-        self._warnings += found.warnings
-        for name, (value, line) in found.values.items():
+        config = read_file(content, path, vendor=vendor, lenient=self._lenient)
+        self._problems += config.problems
+        self._warnings += config.warnings
+        for name, (value, line) in config.values.items():
             if name not in self._origins:
                 self._values[name] = value
                 self._origins[name] = f"{path}:{line}"
-        for name, line in found.lines.items():
+        for name, line in config.lines.items():
             self._origins[name] = f"{path}:{line}"
-        return {"rules": found.rules, "sharing": found.sharing}
+        return {"rules": config.rules, "sharing": config.sharing}
 
     def _settings(self, more: Mapping[str, Any]) -> Settings:
         sections: dict[str, dict[str, Any]] = {"": {}, "health": {}, "labels": {}}
@@ -302,13 +309,15 @@ def option_value(settings: Settings, option: Option) -> Any:
 _NOWHERE = "/translated"  # is never opened: the bytes are passed
 
 
-def settled(found: Translation) -> tuple[Translation, str]:
+def settled(translation: Translation) -> tuple[Translation, str]:
     """The translation and its text; `problems` if our reader refuses it."""
-    text = _text(found.config)
+    text = _text(translation.config)
     resolved = _resolved(text)
     problems = tuple(map(_problem_text, resolved.problems))
-    warnings = (Left(one.key or "the whole", one.message, one.hint) for one in resolved.warnings)
-    return replace(found, left=(*found.left, *warnings), problems=problems), text
+    warnings = (
+        Left(warning.key or "the whole", warning.message, warning.hint) for warning in resolved.warnings
+    )
+    return replace(translation, left=(*translation.left, *warnings), problems=problems), text
 
 
 def _text(config: object) -> str:

@@ -186,9 +186,9 @@ def resource_name_problem(name: str) -> str:
     return ""
 
 
-def pod_resources_socket(kubelet_socket: str, given: str) -> str:
+def pod_resources_socket(kubelet_socket: str, value: str) -> str:
     """The path of the PodResources socket: as configured, or, for a kubelet in another directory, beside its
     other sockets."""
-    if given != Settings.pod_resources_socket or kubelet_socket in ("", KUBELET_SOCKET):
-        return given
+    if value != Settings.pod_resources_socket or kubelet_socket in ("", KUBELET_SOCKET):
+        return value
     return str(PurePosixPath(kubelet_socket).parent.parent / "pod-resources/kubelet.sock")

@@ -44,12 +44,12 @@ def parse(option: Option, texts: Sequence[str]) -> Any:
     words = split(texts)
     if len(words) > MAX_LIST:
         raise ValueError(f"{len(words)} items are more than the {MAX_LIST} that make sense")
-    found = tuple(dict.fromkeys(item(option, word) for word in words))
-    if option.kind == "choices" and not found and option.field != "labels_to":
+    values = tuple(dict.fromkeys(item(option, word) for word in words))
+    if option.kind == "choices" and not values and option.field != "labels_to":
         raise ValueError(f"at least one of {', '.join(option.allowed)} is needed")
-    if option.field == "imex_channel_ids" and found not in ((), (0,)):
+    if option.field == "imex_channel_ids" and values not in ((), (0,)):
         raise ValueError("only channel 0, or none, can be handed out")
-    return found
+    return values
 
 
 def split(texts: Sequence[str]) -> list[str]:
@@ -149,8 +149,8 @@ def _go_duration(text: str) -> float:
 
 
 def _address(text: str) -> str:
-    found = _ADDRESS.fullmatch(text)
-    if text and (found is None or not 0 <= int(found["port"]) < 65536):
+    match = _ADDRESS.fullmatch(text)
+    if text and (match is None or not 0 <= int(match["port"]) < 65536):
         raise ValueError(f"{text!r} is not a HOST:PORT such as 127.0.0.1:9400, [::1]:9400 or :9400")
     return text
 
@@ -248,6 +248,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """The most similar word, empty if none is similar."""
     from difflib import get_close_matches
 
-    by_lower = {one.lower(): one for one in known}
-    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else ""
+    by_lower = {name.lower(): name for name in known}
+    matches = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else ""

@@ -130,10 +130,16 @@ class ConfigWatch:
 
     def _sign(self) -> object:
         try:
-            found = self._sources.reader.stat(self._path)
+            status = self._sources.reader.stat(self._path)
         except GpunodeError as error:
             return error.message
-        return found and (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return status and (
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
 
     def _read(self) -> bytes | str:
         """The bytes, or why there are none."""
@@ -178,13 +184,13 @@ class ConfigWatch:
 
 def _without_restart(desired: Settings, before: Settings) -> tuple[Settings, list[str]]:
     """The settings that can change now, and the flags of those that can't."""
-    known = {one.name for one in fields(Settings)}
+    known = {field.name for field in fields(Settings)}
     fixed = [option for option in OPTIONS if not option.live and option.field in known]
-    changed = [one for one in fixed if getattr(desired, one.field) != getattr(before, one.field)]
-    kept = {one.field: getattr(before, one.field) for one in changed}
-    return replace(desired, **kept), [one.flags[0] for one in changed]
+    changed = [option for option in fixed if getattr(desired, option.field) != getattr(before, option.field)]
+    old_values = {option.field: getattr(before, option.field) for option in changed}
+    return replace(desired, **old_values), [option.flags[0] for option in changed]
 
 
 def _changed(before: Settings, now: Settings) -> list[str]:
-    names = [one.name for one in fields(Settings)]
+    names = [field.name for field in fields(Settings)]
     return [name.replace("_", "-") for name in names if getattr(before, name) != getattr(now, name)]

@@ -151,18 +151,18 @@ class AllocatableCheck:
         self._close()
         if answer is None:
             return None
-        devices = (one for one in answer.devices if one.resource_name == self._resource)
-        return frozenset(device for one in devices for device in one.device_ids)
+        devices = (device for device in answer.devices if device.resource_name == self._resource)
+        return frozenset(device for group in devices for device in group.device_ids)
 
     def _evaluate(self, now: float, listed: frozenset[str] | None) -> None:
-        ours = {device.id for device in self._feed.snapshot().devices if device.healthy}
+        own_ids = {device.id for device in self._feed.snapshot().devices if device.healthy}
         if listed is None or not self._trusted:
             written = self._read_checkpoint()
-            if listed and not listed.isdisjoint(written | ours):
+            if listed and not listed.isdisjoint(written | own_ids):
                 self._trusted = True
             else:  # the checkpoint counts if it was written since our registration
                 listed = written if written and self._checkpoint() != self._before else None
-        lost = bool(ours) and listed is not None and listed.isdisjoint(ours)
+        lost = bool(own_ids) and listed is not None and listed.isdisjoint(own_ids)
         self.listed = listed or frozenset()
         foreign = listed is not None and not listed <= self._advertised
         self._misses = (2 if foreign else self._misses + 1) if lost else 0
@@ -181,10 +181,10 @@ class AllocatableCheck:
 
     def _checkpoint(self) -> tuple[int, int] | None:
         try:
-            found = self._host.stat(f"{self._directory}/{NAME}")
+            status = self._host.stat(f"{self._directory}/{NAME}")
         except GpunodeError:
             return None
-        return None if found is None else (found.st_ino, found.st_mtime_ns)
+        return None if status is None else (status.st_ino, status.st_mtime_ns)
 
     def _close(self) -> None:
         self._call = None
@@ -303,7 +303,7 @@ class KubeletLink:
             self._streaming_since = None
             self.registrations += 1
             self._say.reset()
-            self._tell("registered with the kubelet")
+            self._report("registered with the kubelet")
             self.status = "registered, the kubelet has not requested devices yet"
             self._check_stream(now, now)
             return
@@ -319,7 +319,7 @@ class KubeletLink:
                 self._streaming_since = now
                 self.status = "registered with the kubelet"
                 self._allocatable.start(now)
-                self._tell("the kubelet watches")
+                self._report("the kubelet watches")
             elif now - self._streaming_since > _STEADY_SECONDS:
                 self._recovered()
             self._check_devices(now)
@@ -339,8 +339,8 @@ class KubeletLink:
         if not self._allocatable.lost:
             return
         devices = sorted(self._allocatable.listed)
-        shown = ", ".join(devices[:_SHOWN]) + (" ..." if len(devices) > _SHOWN else "")
-        reason = f"the kubelet allocates another plugin's devices: {shown}" if devices else _NONE_LISTED
+        shown_ids = ", ".join(devices[:_SHOWN]) + (" ..." if len(devices) > _SHOWN else "")
+        reason = f"the kubelet allocates another plugin's devices: {shown_ids}" if devices else _NONE_LISTED
         self._register_again(now, reason)
         self.status = f"registered, but {reason}"
 
@@ -388,7 +388,7 @@ class KubeletLink:
             self._channel.close()
             self._channel = None
 
-    def _tell(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         if self._failures <= _QUIET_AFTER:
             self._log.info(message, resource=self._resource)
 

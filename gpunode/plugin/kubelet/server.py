@@ -65,8 +65,8 @@ class Streams:
     def _crowd(self) -> list[int]:
         """The streams to end. The first stream after a registration is taken for the kubelet's."""
         oldest = sorted(self._open)
-        mine = next((n for n in oldest if self._mark is not None and n > self._mark), None)
-        return [n for n in oldest if n != mine][: max(0, len(oldest) - MAX_STREAMS)]
+        newest = next((n for n in oldest if self._mark is not None and n > self._mark), None)
+        return [n for n in oldest if n != newest][: max(0, len(oldest) - MAX_STREAMS)]
 
     def registering(self) -> int:
         """The kubelet's stream is about to open: return the number that it will exceed."""
@@ -336,7 +336,7 @@ class DevicePlugin:
                 yield device_list(snapshot)
         finally:
             self._streams.close(number)
-            self._tell("ListAndWatch", "OK", started)
+            self._report("ListAndWatch", "OK", started)
 
     def get_preferred(
         self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
@@ -345,28 +345,28 @@ class DevicePlugin:
         started, failed = time.perf_counter(), False
         snapshot = self._feed.snapshot()
         response = pb.PreferredAllocationResponse()
-        for asked in request.container_requests:
-            available, must = asked.available_deviceIDs, asked.must_include_deviceIDs
+        for container_request in request.container_requests:
+            available, must = container_request.available_deviceIDs, container_request.must_include_deviceIDs
             try:
-                ids = self._policy.prefer(snapshot, available, must, asked.allocation_size)
+                ids = self._policy.prefer(snapshot, available, must, container_request.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             except Exception as error:  # noqa: BLE001 - any devices are better than a refused pod
                 failed = True
                 self._bug("choosing preferred devices failed: using the first ones", error)
-                ids = first_available(available, must, asked.allocation_size)
+                ids = first_available(available, must, container_request.allocation_size)
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             response.container_responses.append(answer)
-        self._tell("GetPreferredAllocation", "OK", started, _requested_devices(request), failed)
+        self._report("GetPreferredAllocation", "OK", started, _requested_devices(request), failed)
         return response
 
     def allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         snapshot = self._feed.snapshot()
         response = pb.AllocateResponse()
         try:
-            for asked in request.container_requests:
-                answer = self._policy.answer(snapshot, asked.devices_ids)
+            for container_request in request.container_requests:
+                answer = self._policy.answer(snapshot, container_request.devices_ids)
                 response.container_responses.append(container_response(answer))
-                devices = _shortened(asked.devices_ids)
+                devices = _shortened(container_request.devices_ids)
                 self._log.info("allocated", resource=snapshot.resource.name, devices=devices)
         except AllocationError as error:
             raise Refused(_STATUS.get(error.code, "INVALID_ARGUMENT"), error.message) from error
@@ -390,7 +390,7 @@ class DevicePlugin:
                 self._bug(f"{name} failed", error)
                 raise Refused(code, f"a bug in gpunode: {type(error).__name__}: {error}") from error
             finally:
-                self._tell(name, code, started, _requested_devices(request))
+                self._report(name, code, started, _requested_devices(request))
 
         return call
 
@@ -411,7 +411,9 @@ class DevicePlugin:
         if times := self._rarely.times((message, reason, at)):
             self._log.error(message, resource=self._resource, reason=reason, at=at, times=times)
 
-    def _tell(self, method: str, code: str, started: float, devices: int = 0, fallback: bool = False) -> None:
+    def _report(
+        self, method: str, code: str, started: float, devices: int = 0, fallback: bool = False
+    ) -> None:
         self._observe(Call(self._resource, method, code, time.perf_counter() - started, devices, fallback))
 
 
@@ -429,9 +431,9 @@ def _shortened(ids: Sequence[str]) -> str:
 def _requested_devices(request: Any) -> int:
     """The number of devices in a request, where it has any."""
     if isinstance(request, pb.AllocateRequest):
-        return sum(len(one.devices_ids) for one in request.container_requests)
+        return sum(len(container_request.devices_ids) for container_request in request.container_requests)
     if isinstance(request, pb.PreferredAllocationRequest):
-        return sum(one.allocation_size for one in request.container_requests)
+        return sum(container_request.allocation_size for container_request in request.container_requests)
     return 0
 
 
@@ -475,11 +477,11 @@ class PluginServer:
         clear_stale(self._host, self._socket)
         listen_privately(self._host, self._socket, lambda: self._server.add_insecure_port(address))
         self._server.start()
-        self._identity = self._seen()
+        self._identity = self._socket_identity()
 
     def socket_is(self) -> str:
         """ours, gone or foreign. While we listen our inode is kept, so that its number can't be reused."""
-        seen = self._seen()
+        seen = self._socket_identity()
         if seen is None:
             return "gone"
         return "ours" if seen == self._identity else "foreign"
@@ -495,9 +497,9 @@ class PluginServer:
             return
         self._server.stop(0.0).wait(1.0)  # with a grace period, because without one it would wait forever
 
-    def _seen(self) -> tuple[int, int] | None:
-        found = self._host.stat(self._socket)
-        return None if found is None else (found.st_dev, found.st_ino)
+    def _socket_identity(self) -> tuple[int, int] | None:
+        status = self._host.stat(self._socket)
+        return None if status is None else (status.st_dev, status.st_ino)
 
 
 def listen_privately(host: Host, socket: str, bind: Callable[[], object]) -> None:
@@ -530,6 +532,7 @@ def clear_stale(host: Host, socket: str) -> None:
         raise PreconditionError(
             f"another device plugin is serving on {socket}",
             hint=f"find it with: ss -xlp src {socket}; NVIDIA's plugin is a DaemonSet in kube-system",
+            code=ANOTHER_PLUGIN,
         )
     host.remove(socket)
 
@@ -546,8 +549,8 @@ def check_directory(host: Host, path: str) -> bool:
 
 
 def is_directory(host: Host, path: str) -> bool:
-    found = host.stat(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    status = host.stat(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def is_socket(host: Host, path: str) -> bool:
@@ -559,10 +562,10 @@ def identity(host: Host, path: str) -> tuple[int, int, int] | None:
 
     The change time is part of it, as a new socket often gets the old one's inode number again.
     """
-    found = host.stat(path)
-    if found is None or not stat.S_ISSOCK(found.st_mode):
+    status = host.stat(path)
+    if status is None or not stat.S_ISSOCK(status.st_mode):
         return None
-    return (found.st_dev, found.st_ino, found.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_ctime_ns)
 
 
 def registry(settings: Settings) -> str:
@@ -593,12 +596,13 @@ def registry_sockets(host: Host, settings: Settings, resource: str) -> Iterator[
 def socket_directories(settings: Settings) -> tuple[str, ...]:
     """The directory of the kubelet's socket and ours."""
     kubelet = str(PurePosixPath(settings.kubelet_socket).parent) if settings.kubelet_socket else ""
-    ours = registry(settings) if settings.registration == "watcher" else settings.directory
-    return tuple(dict.fromkeys(path for path in (kubelet, ours) if path))
+    registration = registry(settings) if settings.registration == "watcher" else settings.directory
+    return tuple(dict.fromkeys(path for path in (kubelet, registration) if path))
 
 
 # Our own socket: created where the kubelet expects it, and again whenever it was removed or replaced.
 
+ANOTHER_PLUGIN = "another-plugin"
 READ_ONLY = "directory-not-writable"
 _BIND_DELAY = 1.0
 _LONGEST_BIND_DELAY = 2.0
@@ -656,11 +660,11 @@ class Serving:
         """
         target(self._host.path(self.socket))
         try:
-            for other in others:
-                if is_socket(self._host, other):
-                    clear_stale(self._host, other)
+            for other_path in others:
+                if is_socket(self._host, other_path):
+                    clear_stale(self._host, other_path)
         except GpunodeError as error:
-            if "another device plugin" in error.message:
+            if error.code == ANOTHER_PLUGIN:
                 raise
             self._log.warning("can't look for a stale socket", reason=error.message)
         if check_directory(self._host, self._directory):

@@ -68,7 +68,7 @@ def amd_labels(cards: Sequence[Card], driver: Driver, firmware: bool) -> Labels:
     values: dict[str, str] = {}
     if cards:
         for kind, labels in _kinds(cards, driver):
-            values |= _labels(kind, Counter(_word(one) for one in labels if one))
+            values |= _labels(kind, Counter(_word(label) for label in labels if label))
         values |= _firmware(cards) if firmware else {}
     return made(values)
 
@@ -130,10 +130,10 @@ def _firmware(cards: Sequence[Card]) -> dict[str, str]:
 def family(gfx: str) -> str:
     """libdrm's word for the family (AMDGPU_FAMILY_* in amdgpu_drm.h) of a GPU such as ``gfx942``; "" if it
     isn't known. The kernel goes by the same version of the graphics core (amdgpu_discovery.c)."""
-    found = _GFX.fullmatch(gfx)
-    if found is None:
+    match = _GFX.fullmatch(gfx)
+    if match is None:
         return ""
-    major, minor, step = int(found[1]), int(found[2]), int(found[3], 16)
+    major, minor, step = int(match[1]), int(match[2]), int(match[3], 16)
     if major == 10:
         return {3: "VGH", 5: "YC", 6: "GC_10_3_6", 7: "GC_10_3_7"}.get(step, "NV") if minor == 3 else "NV"
     if major == 11:
@@ -159,9 +159,9 @@ def read_cards(host: Host, firmware: bool) -> tuple[tuple[Card, ...], Driver, st
 
 
 def _card(host: Host, gpu: AmdGpu, nodes: Mapping[int, KfdNode], firmware: bool) -> Card:
-    mine = [node for node in nodes.values() if node.place == place_of(gpu.pci)]
-    simds = sum(node.values.get("simd_count", 0) for node in mine)
-    per_unit = mine[0].values.get("simd_per_cu", 0) if mine else 0
+    nodes_of_gpu = [node for node in nodes.values() if node.place == place_of(gpu.pci)]
+    simds = sum(node.values.get("simd_count", 0) for node in nodes_of_gpu)
+    per_unit = nodes_of_gpu[0].values.get("simd_per_cu", 0) if nodes_of_gpu else 0
     return Card(
         gfx=gpu.compute_capability,
         device_id=text_of(host, f"{DRIVER}/{gpu.pci}/device").removeprefix("0x"),
@@ -195,6 +195,6 @@ def _amd_cards_firmware(host: Host, gpu: AmdGpu) -> dict[str, tuple[int, int]]:
     """From debugfs' amdgpu_firmware_info, which only root may read; nothing else reports feature versions."""
     minors = [path.removeprefix("/dev/dri/card") for path in gpu.paths if path.startswith("/dev/dri/card")]
     for minor in minors:
-        found = _FIRMWARE.findall(text_of(host, f"{_DEBUG}/{minor}/amdgpu_firmware_info"))
-        return {name: (int(feature), int(version, 16)) for name, feature, version in found}
+        matches = _FIRMWARE.findall(text_of(host, f"{_DEBUG}/{minor}/amdgpu_firmware_info"))
+        return {name: (int(feature), int(version, 16)) for name, feature, version in matches}
     return {}

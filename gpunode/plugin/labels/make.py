@@ -111,10 +111,10 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
 
 def query_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> tuple[Inventory | None, str]:
     """CUDA's report; NVML's (`inventory`) where CUDA gives none, else None and why."""
-    found, why = tegra_inventory(host, _patience(settings))
-    if found is None and inventory is not None and inventory.gpus:
+    tegra, why = tegra_inventory(host, _patience(settings))
+    if tegra is None and inventory is not None and inventory.gpus:
         return inventory, ""
-    return found, why
+    return tegra, why
 
 
 def _patience(settings: Settings) -> float:

@@ -53,13 +53,13 @@ def label_value(text: str) -> str:
 def made(values: Mapping[str, str], warnings: Iterable[str] = ()) -> Labels:
     """These labels, each with a value that Kubernetes accepts; invalid keys are reported and left out."""
     unique = list(dict.fromkeys(warnings))
-    kept = {}
+    valid = {}
     for key, value in sorted(values.items()):
         if key_problem(key):
             unique.append(f"the label {key} is left out: {key_problem(key)}")
         else:
-            kept[key] = label_value(value)
-    return Labels(kept, tuple(unique))
+            valid[key] = label_value(value)
+    return Labels(valid, tuple(unique))
 
 
 def key_problem(key: str) -> str:

@@ -52,14 +52,14 @@ class Share:
 
 def counted(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """The GPUs to label: no display card, and none that `include` or `exclude` removes."""
-    found = []
+    result = []
     for gpu in gpus:
         units = _units(settings, gpu)
         reasons, _ = deselected(settings, units)
         if gpu.name in DISPLAY_ONLY or (units and all(unit.id in reasons for unit in units)):
             continue
-        found.append(replace(gpu, mig=tuple(mig for mig in gpu.mig if mig.uuid not in reasons)))
-    return tuple(found)
+        result.append(replace(gpu, mig=tuple(mig for mig in gpu.mig if mig.uuid not in reasons)))
+    return tuple(result)
 
 
 def unknown_words(settings: Settings, gpus: Iterable[Gpu]) -> list[str]:
@@ -68,7 +68,7 @@ def unknown_words(settings: Settings, gpus: Iterable[Gpu]) -> list[str]:
 
 
 def _units(settings: Settings, gpu: Gpu) -> list[Unit]:
-    return [one.unit for one in cut(gpu, settings.mig_strategy, NodeFacts({})).candidates]
+    return [candidate.unit for candidate in cut(gpu, settings.mig_strategy, NodeFacts({})).candidates]
 
 
 def resource_labels(
@@ -81,27 +81,27 @@ def resource_labels(
         return values
     values |= _whole(settings, plan, BASE, sound, warnings)
     parts = [Part(gpu, mig) for gpu in sound for mig in gpu.mig]
-    named = [gpu for gpu in sound if settings.mig_strategy == "none" or not gpu.mig_enabled]
-    for name, some in _by_rule(settings, GPU, [(gpu.name, gpu) for gpu in named]).items():
+    whole_gpus = [gpu for gpu in sound if settings.mig_strategy == "none" or not gpu.mig_enabled]
+    for name, gpus_of_name in _by_rule(settings, GPU, [(gpu.name, gpu) for gpu in whole_gpus]).items():
         if name and name != BASE:
-            values |= _whole(settings, plan, name, some, warnings)
+            values |= _whole(settings, plan, name, gpus_of_name, warnings)
     if settings.mig_strategy == "single":
         values |= _single(settings, plan, sound, parts, warnings)
     if settings.mig_strategy == "mixed":
         ruled = _by_rule(settings, MIG, [(part.mig.profile, part) for part in parts])
-        for rule, found in ruled.items():
-            for profile in sorted({part.mig.profile for part in found}):
-                same = [part for part in found if part.mig.profile == profile]
+        for rule, rule_parts in ruled.items():
+            for profile in sorted({part.mig.profile for part in rule_parts}):
+                same = [part for part in rule_parts if part.mig.profile == profile]
                 values |= _parts(settings, plan, rule or mig_name(profile), same, warnings)
     return values
 
 
 def _by_rule(settings: Settings, kind: str, units: Iterable[tuple[str, _Unit]]) -> dict[str, list[_Unit]]:
     """Units by the name that a rule gives them, "" for those without."""
-    found: dict[str, list[_Unit]] = {}
+    by_name: dict[str, list[_Unit]] = {}
     for key, unit in units:
-        found.setdefault(ruled_name(settings.rules, kind, key), []).append(unit)
-    return found
+        by_name.setdefault(ruled_name(settings.rules, kind, key), []).append(unit)
+    return by_name
 
 
 def _whole(
@@ -215,28 +215,28 @@ def _share(settings: Settings, plan: Plan, name: str, ids: Sequence[str]) -> Sha
     """How these units are advertised; units that aren't advertised have no replicas."""
     own = settings.resource_name if name == BASE else name
     desired = set(ids)
-    found = Share(0)
+    best = Share(0)
     for resource in plan.resources:
-        mine = [
+        unit_ids = [
             unit.id for unit in resource.units if unit.id in desired or (desired and unit.id in ONE_DEVICE)
         ]
-        if not mine:
+        if not unit_ids:
             continue
-        count = max(resource.share_counts.get(unit, 0) for unit in mine)
-        one = Share(count, resource.sharing, resource.name != own) if count else Share(1)
-        found = max(found, one, key=lambda share: (share.replicas, share.strategy != "none"))
-    return found
+        count = max(resource.share_counts.get(unit, 0) for unit in unit_ids)
+        candidate = Share(count, resource.sharing, resource.name != own) if count else Share(1)
+        best = max(best, candidate, key=lambda share: (share.replicas, share.strategy != "none"))
+    return best
 
 
 def _commonest(models: Sequence[str], name: str, warnings: list[str]) -> str:
     """The model of most units, on a tie the first one's. One name has one product."""
     counts = Counter(models)
-    found = max(counts, key=lambda model: counts[model])  # on a tie the first
+    model_name = max(counts, key=lambda model: counts[model])  # on a tie the first
     if len(counts) > 1:
         others = ", ".join(f"{count} {model}" for model, count in counts.items())
         how = "resources.gpus in a config file gives each model a name of its own"
-        warnings.append(f"there are {others}: {name}.* describes {found}; {how}")
-    return found
+        warnings.append(f"there are {others}: {name}.* describes {model_name}; {how}")
+    return model_name
 
 
 _GRAPHICS, _COMPUTE = 0x030000, 0x030200  # PCI classes: VGA controller, 3D controller
@@ -291,13 +291,13 @@ def _keyed(what: str, parts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, s
 
 def _capabilities(settings: Settings, gpus: Sequence[Gpu]) -> dict[str, str]:
     mps = settings.sharing is not None and settings.sharing.strategy == "mps"
-    found = {
+    labels = {
         "nvidia.com/mig.capable": _word(any(gpu.mig_capable for gpu in gpus)),
         "nvidia.com/mps.capable": _word(mps and not any(gpu.mig_enabled for gpu in gpus)),
     }
     if settings.mig_strategy != "none":
-        found["nvidia.com/mig.strategy"] = settings.mig_strategy
-    return found
+        labels["nvidia.com/mig.strategy"] = settings.mig_strategy
+    return labels
 
 
 def _word(true: bool) -> str:
@@ -316,18 +316,18 @@ def _mode(inventory: Inventory, gpus: Sequence[Gpu], machine: Machine) -> str:
 
 def _clique(gpus: Sequence[Gpu]) -> Mapping[str, str]:
     """The NVLink partition, if all GPUs that are in one are in the same."""
-    found = Counter(gpu.clique for gpu in gpus if gpu.clique)
-    return {"nvidia.com/gpu.clique": next(iter(found))} if len(found) == 1 else {}
+    cliques = Counter(gpu.clique for gpu in gpus if gpu.clique)
+    return {"nvidia.com/gpu.clique": next(iter(cliques))} if len(cliques) == 1 else {}
 
 
 def _vgpu(machine: Machine) -> dict[str, str]:
     if machine.vgpu is None:
         return {}
-    found = {"nvidia.com/vgpu.present": _word(machine.vgpu)}
+    labels = {"nvidia.com/vgpu.present": _word(machine.vgpu)}
     if machine.vgpu:
         values = zip(("version", "branch"), machine.host_driver, strict=True)
-        found |= {f"nvidia.com/vgpu.host-driver-{name}": text for name, text in values}
-    return found
+        labels |= {f"nvidia.com/vgpu.host-driver-{name}": text for name, text in values}
+    return labels
 
 
 # The GPUs of a Tegra (Jetson and the like), as CUDA's driver reports them: NVML reports little about them, or
@@ -410,14 +410,14 @@ def _names(host: Host) -> dict[str, str]:
         lines = iter(_text(host, path).splitlines())
         if not any(line.startswith(_VENDOR) for line in lines):
             continue
-        found = {}
+        names = {}
         for line in lines:
             if line[:1] not in ("\t", "#", ""):
                 break
             if line[:1] == "\t" and line[1:2] != "\t":
                 number, _, name = line.strip().partition("  ")
-                found[number] = name
-        return found
+                names[number] = name
+        return names
     return {}
 
 

@@ -29,22 +29,22 @@ def chosen(settings: LabelSettings) -> tuple[str, ...]:
     """Names of the sinks: those that were requested, else what other options imply, else stdout."""
     if settings.to:
         return settings.to
-    given = (("node-feature", settings.use_node_feature_api), ("file", bool(settings.output_file)))
-    return tuple(name for name, desired in given if desired) or ("stdout",)
+    sinks = (("node-feature", settings.use_node_feature_api), ("file", bool(settings.output_file)))
+    return tuple(name for name, desired in sinks if desired) or ("stdout",)
 
 
 def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink, ...]:
     """The sinks beside stdout; nothing is read or queried yet."""
     desired, names = settings.labels, chosen(settings.labels)
-    made: list[Sink] = []
+    sinks: list[Sink] = []
     if "file" in names:
-        made.append(FeatureFile(host, desired.output_file or OUTPUT_FILE))
+        sinks.append(FeatureFile(host, desired.output_file or OUTPUT_FILE))
     connect = _connector(host, desired)
     if "node-feature" in names:
-        made.append(NodeFeature(host, connect, progress, desired, settings.vendor))
+        sinks.append(NodeFeature(host, connect, progress, desired, settings.vendor))
     if "node" in names:
-        made.append(NodeLabels(host, connect, progress, desired, settings.vendor))
-    return tuple(made)
+        sinks.append(NodeLabels(host, connect, progress, desired, settings.vendor))
+    return tuple(sinks)
 
 
 def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
@@ -119,7 +119,7 @@ class FeatureFile:
 
 def _labels(path: str, data: bytes) -> dict[str, str]:
     """The labels that an earlier run, or GPU feature discovery, wrote there."""
-    found = {}
+    labels = {}
     for line in data.decode("utf-8", "replace").splitlines():
         key, equals, value = line.strip().partition("=")
         if not key or key.startswith("#"):
@@ -129,8 +129,8 @@ def _labels(path: str, data: bytes) -> dict[str, str]:
                 f"{path} is not a feature file: it holds {line.strip()[:60]!r}; it was left alone",
                 hint="name another file, or remove this one",
             )
-        found[key] = value
-    return found
+        labels[key] = value
+    return labels
 
 
 # Labels set directly on the Node. Only keys that we set are ever changed or removed.
@@ -185,9 +185,9 @@ class NodeLabels(_InCluster):
         changes: list[Change] = []
 
         def plan(node: dict[str, Any]) -> list[dict[str, Any]]:
-            found = _Plan(node, labels, annotation)
-            changes.append(found.change(where))
-            return found.patch()
+            plan_of_node = _Plan(node, labels, annotation)
+            changes.append(plan_of_node.change(where))
+            return plan_of_node.patch()
 
         carry_out(
             self._host,
@@ -214,29 +214,29 @@ class _Plan:
         self._there = {key: there[key] for key in self._keys | labels.keys() if key in there}
         self._wanted = settled(labels, self._mine)
         nfd = set(notes.get(_NFD, "").split(","))
-        theirs = sorted((nfd & self._wanted.keys()) - self._keys - {TIMESTAMP})
-        if theirs:
-            more = f" and {len(theirs) - 1} more of these labels" if len(theirs) > 1 else ""
+        foreign = sorted((nfd & self._wanted.keys()) - self._keys - {TIMESTAMP})
+        if foreign:
+            more = f" and {len(foreign) - 1} more of these labels" if len(foreign) > 1 else ""
             raise PreconditionError(
-                f"Node Feature Discovery keeps {theirs[0]}{more} on this node",
+                f"Node Feature Discovery keeps {foreign[0]}{more} on this node",
                 hint="give them to it: --to node-feature or --to file; or end GPU feature discovery first",
             )
 
     def change(self, where: str) -> Change:
         """Includes values that others set under these keys: they are replaced, and the plan must show
         that."""
-        found = change(where, self._there, self._wanted)
-        if found.action != "unchanged":
-            return found
+        result = change(where, self._there, self._wanted)
+        if result.action != "unchanged":
+            return result
         # labels that have the right value already become ours
         return change(where, {self._annotation: self._noted}, {self._annotation: self._note()})
 
     def patch(self) -> list[dict[str, Any]]:
         from gpunode.kubernetes.changes import map_patch
 
-        gone: dict[str, str | None] = dict.fromkeys(self._keys - self._wanted.keys())
+        dropped: dict[str, str | None] = dict.fromkeys(self._keys - self._wanted.keys())
         return [
-            *map_patch(self._node, _LABELS, {**self._wanted, **gone}),
+            *map_patch(self._node, _LABELS, {**self._wanted, **dropped}),
             *map_patch(self._node, _ANNOTATIONS, {self._annotation: self._note() or None}),
         ]
 
@@ -321,8 +321,8 @@ class NodeFeature(_InCluster):
         owners = self._owners(cluster, space)
         if changed.action == "unchanged" and there is not None:
             has = (there.get("metadata") or {}).get("ownerReferences") or []
-            said = _about(strings(there, ("metadata", "labels")).get(_NODE), has)
-            changed = change(where, said, _about(node, has if owners is None else owners))
+            described = _about(strings(there, ("metadata", "labels")).get(_NODE), has)
+            changed = change(where, described, _about(node, has if owners is None else owners))
         if dry_run or changed.action == "unchanged":
             return changed
         if there is None:
@@ -368,13 +368,22 @@ class NodeFeature(_InCluster):
         except ClusterError as error:
             self._progress.note(f"the NodeFeature object gets no owner: {error.message}")
             return None
-        found = pod.get("metadata", {})
-        sets = [one for one in found.get("ownerReferences") or () if one.get("kind") == "DaemonSet"]
+        metadata = pod.get("metadata", {})
+        sets = [
+            reference
+            for reference in metadata.get("ownerReferences") or ()
+            if reference.get("kind") == "DaemonSet"
+        ]
         self._owned = []
         if sets:
             owner = {key: sets[0].get(key) for key in ("apiVersion", "kind", "name", "uid")}
-            mine = {"apiVersion": "v1", "kind": "Pod", "name": found.get("name"), "uid": found.get("uid")}
-            self._owned = [{**owner, "controller": True}, mine]
+            pod_reference = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": metadata.get("name"),
+                "uid": metadata.get("uid"),
+            }
+            self._owned = [{**owner, "controller": True}, pod_reference]
         return self._owned
 
 
@@ -399,7 +408,7 @@ def _object(
 
 def _about(node: str | None, owners: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Its owners: once they are gone it would be garbage-collected, and every label with it."""
-    references = (" ".join(str(one.get(key)) for key in ("kind", "name", "uid")) for one in owners)
+    references = (" ".join(str(owner.get(key)) for key in ("kind", "name", "uid")) for owner in owners)
     return {_NODE: node or "", "ownerReferences": ", ".join(sorted(references))}
 
 

@@ -52,12 +52,12 @@ class Labeller:
         if self._task.busy:
             self._soon(_LEAST_SECONDS)
             return
-        found = self._source()
-        if found is None or (found == self._done and now < self._due(found[0])):
+        work = self._source()
+        if work is None or (work == self._done and now < self._due(work[0])):
             return
-        self._done = found
+        self._done = work
         self._next = now
-        self._task.start(partial(self._pass, *found))
+        self._task.start(partial(self._pass, *work))
         self._soon(_LEAST_SECONDS)
 
     def close(self) -> None:
@@ -118,8 +118,8 @@ class Labeller:
 
     def _places(self, settings: Settings) -> tuple[Sink, ...]:
         if self._sinks is None or self._sinks[0] != settings.labels:
-            made = make_sinks(self._host, settings, LogProgress(self._log))
-            self._sinks = settings.labels, made
+            sinks = make_sinks(self._host, settings, LogProgress(self._log))
+            self._sinks = settings.labels, sinks
         return self._sinks[1]
 
 

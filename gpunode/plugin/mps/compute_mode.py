@@ -67,11 +67,11 @@ class ComputeModes:
         """Restore the recorded modes, and delete the record. Return, by UUID, those that failed and stay
         recorded."""
         seconds = _HURRIED_SECONDS if hurry else _SECONDS
-        kept = self.remembered
-        if not kept:
+        modes = self.remembered
+        if not modes:
             return {}
-        done = self._run_child("restore", [f"{uuid}={mode}" for uuid, mode in kept.items()], seconds)
-        left = {uuid: mode for uuid, mode in kept.items() if uuid in done.errors}
+        done = self._run_child("restore", [f"{uuid}={mode}" for uuid, mode in modes.items()], seconds)
+        left = {uuid: mode for uuid, mode in modes.items() if uuid in done.errors}
         self._remember(left)
         return done.errors
 
@@ -110,8 +110,12 @@ class ComputeModes:
             raise DaemonError(f"the compute mode can't be set: {reason}", hint="gpunode doctor")
         seen: dict[str, dict[str, Any]] = document["gpus"]
         return Modes(
-            {uuid: int(one["mode"]) for uuid, one in seen.items() if "mode" in one},
-            {uuid: _reason(one["code"], one["error"]) for uuid, one in seen.items() if "error" in one},
+            {uuid: int(gpu_answer["mode"]) for uuid, gpu_answer in seen.items() if "mode" in gpu_answer},
+            {
+                uuid: _reason(gpu_answer["code"], gpu_answer["error"])
+                for uuid, gpu_answer in seen.items()
+                if "error" in gpu_answer
+            },
         )
 
 
@@ -128,13 +132,13 @@ def main() -> int:
     action, gpus = parent.options["action"], parent.options["gpus"]
     try:
         with Nvml.for_parent(parent) as nvml:
-            parent.send(gpus={gpu.partition("=")[0]: _one(nvml, action, gpu) for gpu in gpus})
+            parent.send(gpus={gpu.partition("=")[0]: _gpu_mode(nvml, action, gpu) for gpu in gpus})
     except NvmlError as error:
         parent.send(error=error.document)
     return 0
 
 
-def _one(nvml: Nvml, action: str, gpu: str) -> dict[str, object]:
+def _gpu_mode(nvml: Nvml, action: str, gpu: str) -> dict[str, object]:
     uuid, _, desired = gpu.partition("=")
     try:
         handle = nvml.handle_by_uuid(uuid)

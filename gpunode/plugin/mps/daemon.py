@@ -32,10 +32,10 @@ def find_program(host: Host, settings: Settings) -> str:
     root = find_roots(host, settings).driver_here
     places = [f"{root}/usr/bin"] if root else []
     paths = (f"{place}/{PROGRAM}" for place in (*places, *PROGRAM_DIRECTORIES))
-    found = host.which(PROGRAM) or next(
+    path = host.which(PROGRAM) or next(
         (path for path in paths if host.executable(path) and not host.refusal(path)), None
     )
-    if found is None:
+    if path is None:
         unsafe = host.unsafe_program(PROGRAM)
         if unsafe is not None:
             raise DaemonError(
@@ -49,7 +49,7 @@ def find_program(host: Host, settings: Settings) -> str:
             hint="it comes with the driver: install nvidia-cuda-mps (Debian), nvidia-compute-utils (Ubuntu) "
             "or nvidia-driver-cuda (Fedora, RHEL)",
         )
-    return found
+    return path
 
 
 class Control:
@@ -67,8 +67,8 @@ class Control:
         if done.timed_out:
             raise DaemonError(f"the MPS control daemon did not answer within {_SECONDS:g} s", code="hangs")
         if not done.ok:
-            said = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.code}"]
-            raise DaemonError(f"the MPS control daemon does not answer: {said[-1]}", code="silent")
+            output = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.code}"]
+            raise DaemonError(f"the MPS control daemon does not answer: {output[-1]}", code="silent")
         return done.stdout.split("\n")
 
     def send(self, *commands: str, seconds: float | None = None) -> Completed:
@@ -126,8 +126,8 @@ class Line:
 
 def read_line(raw: str) -> Line | None:
     """None for routine lines: our own queries and actions, and every client that connects and disconnects."""
-    found = _LINE.fullmatch(raw.strip())
-    text = (found["text"] if found else raw).strip()
+    match = _LINE.fullmatch(raw.strip())
+    text = (match["text"] if match else raw).strip()
     if not text or _CHATTER.fullmatch(text):
         return None
     exited = _EXITED.search(text)
@@ -316,10 +316,10 @@ def left_behind(host: Host, spec: DaemonSpec) -> Identity | None:
     """The daemon of this directory that an earlier process started and that still runs."""
     try:
         read = json.loads(host.read_text(f"{spec.directory}/{FILE}") or "{}")
-        found = Identity(int(read["pid"]), int(read["started"]), read["program"], tuple(read["gpus"]))
+        identity = Identity(int(read["pid"]), int(read["started"]), read["program"], tuple(read["gpus"]))
     except (ValueError, KeyError, TypeError, GpunodeError):
         return None
-    return found if found.alive(host) else None
+    return identity if identity.alive(host) else None
 
 
 def end(host: Host, control: Control, running: Running) -> None:
@@ -356,12 +356,12 @@ def forget(host: Host, spec: DaemonSpec, root: str) -> None:
 
 def remains(host: Host, root: str) -> list[DaemonSpec]:
     """The records below `root`: in each a daemon to end, or compute modes to restore."""
-    found = []
+    specs = []
     for domain in host.listdir(root):
         for name in host.listdir(f"{root}/{domain}"):
             resource = f"{root}/{domain}/{name}"
             inner = [f"{resource}/{gpu}" for gpu in host.listdir(resource)]
             for directory in (resource, *inner):
                 if host.is_file(f"{directory}/{FILE}") or host.is_file(f"{directory}/{MODES_FILE}"):
-                    found.append(DaemonSpec(f"{domain}/{name}", (), directory))
-    return found
+                    specs.append(DaemonSpec(f"{domain}/{name}", (), directory))
+    return specs

@@ -92,7 +92,7 @@ def directory_of(settings: Settings, resource: Resource, unit: Unit) -> str:
     base = f"{root_of(settings)}/{resource.name}"
     if not per_gpu(settings, resource):
         return base
-    alike = sum(other[:_SHORT] == unit.id[:_SHORT] for other in resource.share_counts)
+    alike = sum(other_id[:_SHORT] == unit.id[:_SHORT] for other_id in resource.share_counts)
     name = unit.id if alike > 1 else unit.id[:_SHORT]
     return f"{base}/{name.replace('/', '_')}"
 
@@ -114,14 +114,14 @@ def daemon_specs(settings: Settings, resources: Iterable[Resource]) -> tuple[Dae
     LIMIT). So a daemon limits every client to one share where no container can have more, and sets no limit
     where shares add up: there the containers have their own limits.
     """
-    found = []
+    specs = []
     for resource in resources:
         units = shared_units(resource) if resource.sharing == MPS else ()
         if not units:
             continue
         groups = [[unit] for unit in units] if per_gpu(settings, resource) else [list(units)]
-        found += [_spec(settings, resource, group, resource.single_share) for group in groups]
-    return tuple(found)
+        specs += [_spec(settings, resource, group, resource.single_share) for group in groups]
+    return tuple(specs)
 
 
 def _spec(settings: Settings, resource: Resource, units: list[Unit], limited: bool) -> DaemonSpec:
@@ -172,14 +172,14 @@ def _share_memory(host: Host, root: str, log: Log) -> None:
             pass  # another daemon's thread was faster
         except OSError as error:
             raise DaemonError(f"{shm} can't be made: {error.strerror}") from error
-    theirs, ours = host.stat(shm), host.stat(_SHM)
-    if theirs is None or ours is None or (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino):
+    mounted, own = host.stat(shm), host.stat(_SHM)
+    if mounted is None or own is None or (mounted.st_dev, mounted.st_ino) != (own.st_dev, own.st_ino):
         raise DaemonError(
             f"{shm}, which containers get as {_SHM}, is not this process's own {_SHM}: "
             "clients would not find the server",
             hint=f"remove {shm}, or give this service BindPaths={shm}:{_SHM} (systemd.exec(5))",
         )
-    if ours.st_mode & 0o1777 != 0o1777 and host.environ.get("KUBERNETES_SERVICE_HOST"):
+    if own.st_mode & 0o1777 != 0o1777 and host.environ.get("KUBERNETES_SERVICE_HOST"):
         # the kubelet makes it for root alone; processes of every user share it with their MPS server
         host.set_mode(shm, 0o1777)
         log.info("opened the shared memory of MPS to all users", directory=shm)
@@ -233,19 +233,19 @@ def container_parts(
     resource = snapshot.resource
     if resource.sharing != MPS or not ids:
         return {}, ()
-    held = _held(snapshot, ids)
-    if not held:
+    counts = _share_counts(snapshot, ids)
+    if not counts:
         return {}, ()  # whole GPUs that the configuration doesn't share
     shares = resource.share_counts
-    units = [unit for unit in resource.units if unit.id in held]
+    units = [unit for unit in resource.units if unit.id in counts]
     directories = {directory_of(settings, resource, unit) for unit in units}
     if len(directories) > 1:
         raise AllocationError("these shares belong to different MPS daemons; request one share only")
-    mib = {unit.id: memory_share(unit, shares[unit.id], held[unit.id]) for unit in units}
+    mib = {unit.id: memory_share(unit, shares[unit.id], counts[unit.id]) for unit in units}
     pipe = f"/mps/{resource.name}/pipe"
     env = {
         PIPE: pipe,
-        THREADS: str(min(thread_share(shares[unit.id], held[unit.id]) for unit in units)),
+        THREADS: str(min(thread_share(shares[unit.id], counts[unit.id]) for unit in units)),
         **_memory(settings, resource, mib),
         **_visible(settings, resource, units),
     }
@@ -255,9 +255,9 @@ def container_parts(
     )
 
 
-def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
+def _share_counts(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
     """The number of shares of each shared unit among these ids; empty if there are only whole units."""
-    held: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     whole = ""
     for device_id in dict.fromkeys(ids):
         device = snapshot.by_id.get(device_id)
@@ -266,12 +266,12 @@ def _held(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
         if device.id == device.unit.id:
             whole = device.id
         else:
-            held[device.unit.id] += 1
-    if whole and held:
+            counts[device.unit.id] += 1
+    if whole and counts:
         raise AllocationError(
             f"{whole} is a whole GPU: an MPS client could not see it; request either shares or whole GPUs"
         )
-    return held
+    return counts
 
 
 def _memory(settings: Settings, resource: Resource, mib: Mapping[str, int]) -> dict[str, str]:

@@ -93,10 +93,10 @@ class Supervisor:
     # --- Part -------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        found = self._source()
-        if found is None:
+        work = self._source()
+        if work is None:
             return
-        settings, plan = found
+        settings, plan = work
         if self._keepers or settings.mps:
             self._soon(_TURN_SECONDS)  # a keeper's thread has no other way to report an event
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
@@ -109,7 +109,7 @@ class Supervisor:
         if settings.mps and not self._may(settings, now):
             return
         self._reconcile(settings)
-        self._tell(settings)
+        self._report(settings)
 
     def close(self) -> None:
         """Request the keepers to end; those that take longer than a second end with the process, which
@@ -197,7 +197,7 @@ class Supervisor:
                 keeper.start()
                 self._ending.append(keeper)
 
-    def _tell(self, settings: Settings) -> None:
+    def _report(self, settings: Settings) -> None:
         problems = [(k.problem, k.gpu_problems) for k in self._keepers.values()]
         if problems == self._told:
             return
@@ -279,9 +279,9 @@ class Keeper:
 
     def _run(self) -> None:
         deadline = self._host.monotonic() + _BEFORE_SECONDS
-        for other in self._after:
-            while other.alive and not self._stop.is_set() and self._host.monotonic() < deadline:
-                other.join(_KEEPER_TURN_SECONDS)
+        for keeper in self._after:
+            while keeper.alive and not self._stop.is_set() and self._host.monotonic() < deadline:
+                keeper.join(_KEEPER_TURN_SECONDS)
         try:
             while not self._stop.is_set() and main_thread().is_alive():
                 self._turn()
@@ -328,15 +328,15 @@ class Keeper:
 
     def _adopt(self) -> Running | None:
         """Adopt the daemon of a killed plugin if it can continue; else end it."""
-        found = left_behind(self._host, self.spec)
-        if found is None:
+        identity = left_behind(self._host, self.spec)
+        if identity is None:
             return None
-        adopted = Adopted(self._host, found)
-        if found.gpus == self.spec.gpus and self._control.answers():
+        adopted = Adopted(self._host, identity)
+        if identity.gpus == self.spec.gpus and self._control.answers():
             self._tail.skip()
-            self._log.info("using the MPS control daemon that already runs", **self._names, pid=found.pid)
+            self._log.info("using the MPS control daemon that already runs", **self._names, pid=identity.pid)
             return adopted
-        self._log.info("stopping the MPS control daemon of an earlier run", **self._names, pid=found.pid)
+        self._log.info("stopping the MPS control daemon of an earlier run", **self._names, pid=identity.pid)
         end(self._host, self._control, adopted)
         return None
 
@@ -368,8 +368,8 @@ class Keeper:
         ]
         if spec.percentage < 100:
             commands.append(f"set_default_active_thread_percentage {spec.percentage}")
-        said = self._control.query(*commands, "get_default_active_thread_percentage")
-        wrong = next((line for line in said if line.startswith(("Unknown command", "Invalid"))), "")
+        output = self._control.query(*commands, "get_default_active_thread_percentage")
+        wrong = next((line for line in output if line.startswith(("Unknown command", "Invalid"))), "")
         if wrong:
             self._log.warning(
                 "limits not set", **self._names, reason=wrong, hint="use a driver of release 470 or newer"
@@ -442,8 +442,8 @@ class Keeper:
     def _end(self) -> None:
         """Also ends an earlier daemon that has not been adopted yet."""
         try:
-            found = None if self._running else left_behind(self._host, self.spec)
-            running = Adopted(self._host, found) if found else self._running
+            identity = None if self._running else left_behind(self._host, self.spec)
+            running = Adopted(self._host, identity) if identity else self._running
             if running is not None:
                 self._host.remove(self.spec.started)
                 end(self._host, self._ender(), running)
@@ -475,9 +475,9 @@ class Keeper:
 
     def _ended_early(self, code: int | None) -> DaemonError:
         self._tail.follow()
-        said = f": {self._tail.last}" if self._tail.last else ""
-        reason = f"the MPS control daemon ends at once (exit status {code}){said}"
-        if "already running" in said:
+        last_line = f": {self._tail.last}" if self._tail.last else ""
+        reason = f"the MPS control daemon ends at once (exit status {code}){last_line}"
+        if "already running" in last_line:
             return self._other(reason)
         return DaemonError(reason, hint=f"gpunode doctor; {self.spec.log}/control.log")
 

@@ -84,7 +84,7 @@ def _advertised(inventory: Inventory, units: Mapping[str, Unit]) -> Inventory:
 
 def _parts(gpus: tuple[Gpu, ...], units: Mapping[str, Unit]) -> Iterator[Gpu]:
     for gpu in gpus:
-        mig = tuple(one for one in gpu.mig if one.uuid in units)
+        mig = tuple(part for part in gpu.mig if part.uuid in units)
         if gpu.uuid in units:
             yield replace(gpu, error="")
         elif mig:
@@ -111,9 +111,9 @@ def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: R
 
 def _others(host: Host, common: Common, roots: Roots) -> Iterator[tuple[str, Spec]]:
     """The classes other than the GPUs that the plan found devices for."""
-    found = feature_nodes(host, roots.dev_here) if common.cdi or common.channels else {}
+    nodes_by_class = feature_nodes(host, roots.dev_here) if common.cdi or common.channels else {}
     if common.channels:
-        nodes = {node.path: node for node in found["imex-channel"]}
+        nodes = {node.path: node for node in nodes_by_class["imex-channel"]}
         paths = {channel: imex_node(channel) for channel in common.channels}
         channels = {str(channel): (nodes[path],) for channel, path in paths.items() if path in nodes}
         yield (
@@ -122,14 +122,17 @@ def _others(host: Host, common: Common, roots: Roots) -> Iterator[tuple[str, Spe
         )
     for name in common.cdi:
         mounts = gds_mounts(host, roots.driver, roots.driver_here) if name == "gds" else ()
-        yield path_of(name), feature_spec(f"{CDI_VENDOR}/{name}", {"all": found[name]}, mounts, roots.dev)
+        yield (
+            path_of(name),
+            feature_spec(f"{CDI_VENDOR}/{name}", {"all": nodes_by_class[name]}, mounts, roots.dev),
+        )
 
 
 def _reason(unit: Unit, notes: tuple[str, ...]) -> str:
     """The builder's error for this unit."""
     places = (f"MIG device {unit.index} ", f"GPU {unit.index.partition(':')[0]} ")
-    said = next((note for note in notes if note.startswith(places)), "")
-    reason = said.partition(" is left out: ")[2]
+    reason_note = next((note for note in notes if note.startswith(places)), "")
+    reason = reason_note.partition(" is left out: ")[2]
     return reason or "its name is not allowed in a CDI specification; set device-id-strategy to index"
 
 
@@ -156,15 +159,15 @@ class HookChoice:
         key = (settings.nvidia_cdi_hook_path, roots, self.programs(settings, roots))
         if self._asked[0] != key:
             self._asked = key, _find(self._host, settings, roots)
-        found = self._asked[1]
-        return replace(found, known=found.known - disabled) if found else None
+        program = self._asked[1]
+        return replace(program, known=program.known - disabled) if program else None
 
     def programs(self, settings: Settings, roots: Roots) -> tuple[object, ...]:
         """Changes when one of them is installed, removed or replaced."""
         names = (hook_program(self._host, name) for name in ("nvidia-cdi-hook", "nvidia-ctk"))
         paths = (f"{_root(roots)}{settings.nvidia_cdi_hook_path}", *names)
         stats = (self._host.stat(path) for path in paths if path)
-        return tuple((found.st_mtime_ns, found.st_size, found.st_ino) for found in stats if found)
+        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in stats if status)
 
 
 def _root(roots: Roots) -> str:
@@ -179,9 +182,9 @@ def _find(host: Host, settings: Settings, roots: Roots) -> HookProgram | None:
     unchecked; the default isn't, because containers wouldn't start without the program.
     """
     path = settings.nvidia_cdi_hook_path
-    found = query_hooks(host, path, _root(roots)) if path else None
-    if found is not None or not roots.mounted:
-        return found or find_hooks(host)
+    program = query_hooks(host, path, _root(roots)) if path else None
+    if program is not None or not roots.mounted:
+        return program or find_hooks(host)
     if not path or path == Settings().nvidia_cdi_hook_path:
         return None
     name = path.rpartition("/")[2]
@@ -302,9 +305,9 @@ class CdiSpecs:
 
     def _older(self, path: str, spec: Spec, roots: Roots) -> bool:
         edits = (spec.edits, *(device.edits for device in spec.devices))
-        nodes = {node.path for one in edits for node in one.nodes}
-        made = (self._host.stat(f"{roots.dev_here}{node}") for node in nodes)
-        latest = max((found.st_ctime_ns for found in made if found), default=0)
+        nodes = {node.path for edit in edits for node in edit.nodes}
+        statuses = (self._host.stat(f"{roots.dev_here}{node}") for node in nodes)
+        latest = max((status.st_ctime_ns for status in statuses if status), default=0)
         file = self._host.stat(path)
         return file is not None and file.st_mtime_ns < latest
 
@@ -364,5 +367,5 @@ class CdiSpecs:
 
 
 def _mark(host: Host, path: str) -> tuple[str, int, int]:
-    found = host.stat(path)
-    return (path, found.st_ctime_ns, found.st_ino) if found else (path, 0, 0)
+    status = host.stat(path)
+    return (path, status.st_ctime_ns, status.st_ino) if status else (path, 0, 0)

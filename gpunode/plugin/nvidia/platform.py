@@ -52,8 +52,8 @@ def one_device_plan(platform: str, settings: Settings) -> Plan:
             f"gpunode writes no CDI specification for {platform}, so device-list-strategy can't be cdi-*",
             hint=f"use envvar; nvidia-ctk cdi generate --mode={_CTK_MODES[platform]} serves other containers",
         )
-    named = {settings.resource_name: (Device(_UNITS[platform].id, _UNITS[platform]),)}
-    return share(named, settings.sharing, lambda unit, entry: _refusal(settings))
+    devices = {settings.resource_name: (Device(_UNITS[platform].id, _UNITS[platform]),)}
+    return share(devices, settings.sharing, lambda unit, entry: _refusal(settings))
 
 
 def _refusal(settings: Settings) -> str:
@@ -114,7 +114,7 @@ def read_site(host: Host, settings: Settings, inventory: Inventory) -> Site:
     mig = any(gpu.mig_enabled for gpu in inventory.gpus)
     unnumbered = any(gpu.uuid and gpu.minor is None for gpu in inventory.gpus)
     table = host.read_text(MIG_MINORS) if mig else ""
-    minors = {one.address: one.minor for one in driver_gpus(host)} if unnumbered else {}
+    minors = {gpu.address: gpu.minor for gpu in driver_gpus(host)} if unnumbered else {}
     facts = NodeFacts(
         {},
         caps=mig_minors(table or ""),
@@ -131,9 +131,11 @@ def still_so(host: Host, settings: Settings, site: Site) -> bool:
 
 def _shared(host: Host, settings: Settings) -> tuple[Roots, Common]:
     roots = find_roots(host, settings)
-    channels = tuple(one for one in settings.imex_channel_ids if _there(host, roots, imex_node(one)))
+    channels = tuple(
+        channel for channel in settings.imex_channel_ids if _exists(host, roots, imex_node(channel))
+    )
     passed = (*CONTROL, *map(imex_node, channels)) if settings.pass_device_specs else ()
-    nodes = tuple(path for path in passed if _there(host, roots, path))
+    nodes = tuple(path for path in passed if _exists(host, roots, path))
     return roots, Common(nodes, channels, _cdi_classes(host, settings, roots))
 
 
@@ -146,7 +148,7 @@ def uses_cdi(settings: Settings) -> bool:
     return any(strategy.startswith("cdi-") for strategy in settings.device_list_strategy)
 
 
-def _there(host: Host, roots: Roots, path: str) -> bool:
+def _exists(host: Host, roots: Roots, path: str) -> bool:
     """As in NVIDIA's plugin: below the device root, or in the plugin's own /dev."""
     return host.device(f"{roots.dev_here}{path}") is not None or host.device(path) is not None
 
@@ -162,8 +164,8 @@ def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...
         return ()
     from gpunode.cdi.build import feature_nodes  # imports all of the specification builder
 
-    found = feature_nodes(host, roots.dev_here)
-    return tuple(name for name, on in desired.items() if on and found[name])
+    nodes = feature_nodes(host, roots.dev_here)
+    return tuple(name for name, on in desired.items() if on and nodes[name])
 
 
 # Path of NVML below the driver root, as this process sees it.

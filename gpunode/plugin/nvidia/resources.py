@@ -183,16 +183,16 @@ def keep_alike(
         return len({unit.gpu for unit in same}), profile != "", len(same)
 
     ordered = list(dict.fromkeys(unit.profile for unit in voters))
-    kept = max(ordered, key=votes)  # on a tie the first
+    profile = max(ordered, key=votes)  # on a tie the first
     for candidate in candidates:
-        if candidate.unit.profile != kept:
+        if candidate.unit.profile != profile:
             leave_out(
                 candidate.unit,
-                f"mig-strategy is single and {name} means {_kind_text(kept)} here,"
+                f"mig-strategy is single and {name} means {_kind_text(profile)} here,"
                 f" this is {_kind_text(candidate.unit.profile)}; "
                 "mig-strategy mixed gives each kind a name of its own",
             )
-    return [candidate for candidate in candidates if candidate.unit.profile == kept]
+    return [candidate for candidate in candidates if candidate.unit.profile == profile]
 
 
 def _kind_text(profile: str) -> str:
@@ -227,13 +227,13 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
     notes = _Notes()
     site = site or read_site(host, settings, inventory)
     candidates = _candidates(settings, inventory, site, notes)
-    chosen = _selected(settings, candidates, notes)
-    named = _named(settings, chosen, notes)
+    selected = _selected(settings, candidates, notes)
+    by_name = _by_resource_name(settings, selected, notes)
     devices = {
         name: tuple(Device(candidate.unit.id, candidate.unit, candidate.problem) for candidate in units)
-        for name, units in named.items()
+        for name, units in by_name.items()
     }
-    cut_gpus = frozenset(candidate.unit.id for candidate in chosen if candidate.cut)
+    cut_gpus = frozenset(candidate.unit.id for candidate in selected if candidate.cut)
     shared = share(devices, settings.sharing, mps_refusal(settings, inventory.cuda_version, cut_gpus))
     resources = tuple(replace(resource, common=site.common) for resource in shared.resources)
     return Plan(resources, (*notes.left_out, *shared.left_out), (*notes.warnings, *shared.warnings))
@@ -318,9 +318,11 @@ def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes
 # --- names ----------------------------------------------------------------------------------------------
 
 
-def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> dict[str, list[Candidate]]:
+def _by_resource_name(
+    settings: Settings, candidates: Sequence[Candidate], notes: _Notes
+) -> dict[str, list[Candidate]]:
     """Units by resource name, in their order."""
-    named: dict[str, list[Candidate]] = {}
+    by_name: dict[str, list[Candidate]] = {}
     standard: list[Candidate] = []
     for kind in (GPU, MIG):
         keys = [_naming_key(candidate) for candidate in candidates if candidate.kind == kind]
@@ -331,18 +333,18 @@ def _named(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -
         if problem:
             notes.leave_out(candidate.unit, problem)
         elif name:
-            named.setdefault(name, []).append(candidate)
+            by_name.setdefault(name, []).append(candidate)
         elif candidate.kind == MIG and settings.mig_strategy == "mixed":
-            named.setdefault(mig_name(candidate.unit.profile), []).append(candidate)
+            by_name.setdefault(mig_name(candidate.unit.profile), []).append(candidate)
         else:
             standard.append(candidate)
     if settings.mig_strategy == "single":
         standard = keep_alike(settings.resource_name, standard, notes.leave_out)
     if standard:
-        named.setdefault(settings.resource_name, []).extend(standard)
-    for units in named.values():
+        by_name.setdefault(settings.resource_name, []).extend(standard)
+    for units in by_name.values():
         units.sort(key=_order)
-    return named
+    return by_name
 
 
 def _naming_key(candidate: Candidate) -> str:

@@ -118,7 +118,9 @@ class _Server(ThreadingHTTPServer):
         """Close what has been open for too long; called after every poll of the listening socket."""
         now = time.monotonic()
         with self._lock:
-            expired = [one for one, since in self._opened.items() if now - since > CONNECTION_SECONDS]
+            expired = [
+                identifier for identifier, since in self._opened.items() if now - since > CONNECTION_SECONDS
+            ]
             for request in expired:
                 self._disconnect(request)
 
@@ -258,7 +260,7 @@ class Endpoints:
         return text(200 if self._service.ready else 503, self._service.status)
 
 
-def listen_address(given: str) -> tuple[str, int]:
+def listen_address(address_text: str) -> tuple[str, int]:
     """``127.0.0.1:9400``, ``[::1]:9400`` or ``:9400`` as address and port; an empty address means all."""
-    address, _, port = given.rpartition(":")
+    address, _, port = address_text.rpartition(":")
     return address.removeprefix("[").removesuffix("]"), int(port)

@@ -306,11 +306,11 @@ def of_service(service: PluginService, started: float, configured: float) -> Ite
     yield Sample("gpunode_plugin_config_last_reload_success_timestamp_seconds", (), configured)
     yield Sample("gpunode_plugin_left_out", (), len(ledger.plan.left_out))
     for name, snapshot in service.snapshots.items():
-        found: dict[tuple[str, str], int] = {("healthy", ""): 0}
+        counts: dict[tuple[str, str], int] = {("healthy", ""): 0}
         for device in snapshot.devices:
             key = ("unhealthy", device.problem.code) if device.problem else ("healthy", "")
-            found[key] = found.get(key, 0) + 1
-        for (health, reason), count in found.items():
+            counts[key] = counts.get(key, 0) + 1
+        for (health, reason), count in counts.items():
             yield Sample("gpunode_plugin_devices", (name, health, reason), count)
         if snapshot.resource.sharing == "mps":
             down = any(device.problem and device.problem.code == "mps" for device in snapshot.devices)
@@ -360,11 +360,11 @@ def of_gpus(service: PluginService) -> Iterator[Sample]:
         numa = "" if gpu.numa is None else str(gpu.numa)
         make = service.settings.vendor
         yield Sample("gpunode_gpu_info", (str(gpu.index), uuid, gpu.name, make, gpu.pci, numa), 1)
-        found = problems.get(uuid, {})
-        if gpu.error and not found:
-            found = {"unreadable": Problem("unreadable", gpu.error)}
-        yield Sample("gpunode_gpu_healthy", (uuid,), not found)
-        for problem in found.values():
+        gpu_problems = problems.get(uuid, {})
+        if gpu.error and not gpu_problems:
+            gpu_problems = {"unreadable": Problem("unreadable", gpu.error)}
+        yield Sample("gpunode_gpu_healthy", (uuid,), not gpu_problems)
+        for problem in gpu_problems.values():
             labels = (uuid, problem.code, problem.mend)
             yield Sample("gpunode_gpu_problem_since_timestamp_seconds", labels, problem.since)
         yield from _use_of_gpu(gpu, uuid, readings.get(gpu.uuid))
@@ -372,14 +372,14 @@ def of_gpus(service: PluginService) -> Iterator[Sample]:
 
 def _problems(service: PluginService) -> dict[str, dict[str, Problem]]:
     """By GPU and code; of one kind the oldest."""
-    found: dict[str, dict[str, Problem]] = {}
+    by_gpu: dict[str, dict[str, Problem]] = {}
     for snapshot in service.snapshots.values():
         for device in snapshot.devices:
             if device.problem:
-                known = found.setdefault(device.unit.gpu, {}).setdefault(device.problem.code, device.problem)
+                known = by_gpu.setdefault(device.unit.gpu, {}).setdefault(device.problem.code, device.problem)
                 if device.problem.since < known.since:
-                    found[device.unit.gpu][device.problem.code] = device.problem
-    return found
+                    by_gpu[device.unit.gpu][device.problem.code] = device.problem
+    return by_gpu
 
 
 def _use_of_gpu(gpu: Gpu, uuid: str, reading: Reading | None) -> Iterator[Sample]:
@@ -401,17 +401,17 @@ def of_containers(service: PluginService, holdings: tuple[Holding, ...]) -> Iter
     for holding in holdings[:_MOST_HOLDINGS]:
         if holding.resource not in snapshots:
             continue
-        who = (holding.namespace, holding.pod, holding.container)
-        yield Sample("gpunode_container_devices", (*who, holding.resource), len(holding.ids))
+        holder = (holding.namespace, holding.pod, holding.container)
+        yield Sample("gpunode_container_devices", (*holder, holding.resource), len(holding.ids))
         shares: dict[str, tuple[Device, int]] = {}
         for device in filter(None, map(snapshots[holding.resource].by_id.get, holding.ids)):
             unit = device.unit
             if device.id != unit.id:
                 shares[unit.id] = (device, shares.get(unit.id, (device, 0))[1] + 1)
                 continue
-            yield from _use_of_device(device, (*who, make, unit.id, unit.name), readings.get(unit.gpu))
+            yield from _use_of_device(device, (*holder, make, unit.id, unit.name), readings.get(unit.gpu))
         for device, count in shares.values():
-            labels = (*who, make, device.unit.id, device.unit.name)
+            labels = (*holder, make, device.unit.id, device.unit.name)
             yield Sample("gpunode_container_gpu_shares", labels, count)
 
 
@@ -517,9 +517,9 @@ class Pods:
         settings = self._service.settings
         socket = pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket)
         try:
-            found = list_pods(self._service.host, socket, _ASK_SECONDS)
+            holdings = list_pods(self._service.host, socket, _ASK_SECONDS)
         except GpunodeError as error:
             self._say.warning("no metrics per container", reason=error.message, hint=error.hint)
             return None
         self._say.reset()
-        return found
+        return holdings

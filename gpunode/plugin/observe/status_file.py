@@ -153,14 +153,14 @@ def plugin_sockets(host: Host, directory: str, resources: Iterable[str]) -> tupl
     """By name; `Unreadable` if the directory may not be listed."""
     settings = Settings()
     endpoints = {settings.endpoint(name): name for name in resources}
-    found = []
+    sockets = []
     for name in host.listdir(directory):
         path = f"{directory}/{name}"
         if name == _KUBELET or not _is_socket(host, path, name):
             continue
         state, pid = host.listener(path)
-        found.append(PluginSocket(path, state, pid, program(host, pid), endpoints.get(name, "")))
-    return tuple(found)
+        sockets.append(PluginSocket(path, state, pid, program(host, pid), endpoints.get(name, "")))
+    return tuple(sockets)
 
 
 def program(host: Host, pid: int) -> str:
@@ -175,8 +175,8 @@ def _is_socket(host: Host, path: str, name: str) -> bool:
     """A recorded machine has its sockets in the recording, and at most a name in the tree."""
     if not host.live:
         return name.endswith(".sock")
-    found = host.stat(path)
-    return found is not None and stat.S_ISSOCK(found.st_mode)
+    status = host.stat(path)
+    return status is not None and stat.S_ISSOCK(status.st_mode)
 
 
 FORMAT = 1
@@ -213,12 +213,12 @@ class StatusFile:
             before.join(_FIRST_SECONDS)
         if before is not None and before.is_alive():
             return  # the disk is busy: `tick` writes them when it can
-        self._shown = self._seen()
+        self._shown = self._fingerprint()
         self._next = self._host.monotonic() + _LEAST_SECONDS
         self._write(describe(self._service)).join(_FIRST_SECONDS)
 
     def tick(self, now: float) -> None:
-        seen = self._seen()
+        seen = self._fingerprint()
         if now < self._next or (self._writer is not None and self._writer.is_alive()):
             if seen != self._shown:
                 # no other event need follow, and the next turn without one is seconds away
@@ -237,7 +237,7 @@ class StatusFile:
         last = {**describe(self._service), "ready": False, "stopped": self._host.now()}
         self._write(last).join(_LAST_SECONDS)
 
-    def _seen(self) -> object:
+    def _fingerprint(self) -> object:
         """A value that is cheap to compare and differs whenever the file would. Snapshots are the same
         objects while nothing changes, so a thousand devices are compared at once."""
         service = self._service

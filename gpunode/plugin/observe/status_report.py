@@ -127,13 +127,15 @@ def make_report(known: Known) -> Report:
         else {}
     )
     names = {*own, *(known.allocatable or {}), *(holding.resource for holding in known.holdings)}
-    shown = sorted(name for name in names if name in own or known.every_resource or _of_gpus(known, name))
+    shown_names = sorted(
+        name for name in names if name in own or known.every_resource or _of_gpus(known, name)
+    )
     places = _Places(known)
-    units = [unit for name in shown for unit in _units(known, name, own.get(name), places)]
+    units = [unit for name in shown_names for unit in _units(known, name, own.get(name), places)]
     left_out = known.own.left_out if known.own else ()
     if known.inventory is not None:
         units += places.unadvertised(units, left_out)
-    resources = tuple(_resource(known, name, own.get(name), units) for name in shown)
+    resources = tuple(_resource(known, name, own.get(name), units) for name in shown_names)
     return Report(resources, tuple(sorted(units, key=lambda unit: unit.order)), left_out)
 
 
@@ -156,26 +158,26 @@ def _devices(known: Known, name: str) -> list[str]:
 def _resource(
     known: Known, name: str, own: OwnResource | None, units: Iterable[UnitStatus]
 ) -> ResourceStatus:
-    mine = [unit for unit in units if unit.resource == name]
+    own_units = [unit for unit in units if unit.resource == name]
     allocatable = known.allocatable
-    lost = _lost(own, allocatable) if own else ""
+    lost = _lost_allocation(own, allocatable) if own else ""
     registered = (
         None if allocatable is None else bool(allocatable.get(name)) or bool(own and own.watched and not lost)
     )
-    ours = own is not None and lost != _TAKEN
+    is_own = own is not None and lost != _TAKEN
     return ResourceStatus(
         name,
-        "gpunode" if ours else "" if registered is False else "other",
+        "gpunode" if is_own else "" if registered is False else "other",
         registered,
-        sum(unit.devices for unit in own.units) if own and ours else None,
+        sum(unit.devices for unit in own.units) if own and is_own else None,
         None if allocatable is None else len(allocatable.get(name, ())),
-        sum(unit.held for unit in mine),
-        own.sharing if own else _sharing(unit.devices for unit in mine),
+        sum(unit.held for unit in own_units),
+        own.sharing if own else _sharing(unit.devices for unit in own_units),
         lost or own.status if own else "",
     )
 
 
-def _lost(own: OwnResource, allocatable: Mapping[str, Sequence[str]] | None) -> str:
+def _lost_allocation(own: OwnResource, allocatable: Mapping[str, Sequence[str]] | None) -> str:
     """How a kubelet with our registration doesn't allocate from us: none of our devices is allocatable; empty
     if some are.
 
@@ -203,9 +205,12 @@ def _units(known: Known, name: str, own: OwnResource | None, places: _Places) ->
     every = {*own_units, *allocatable, *holders}
     for unit_id in every:
         free = None if known.allocatable is None else len(allocatable.get(unit_id, ()))
-        held = holders.get(unit_id, ())
+        unit_holders = holders.get(unit_id, ())
         unit = own_units.get(unit_id) or places.find(unit_id)
-        seen = {*allocatable.get(unit_id, ()), *(device for holder in held for device in holder.devices)}
+        seen = {
+            *allocatable.get(unit_id, ()),
+            *(device for holder in unit_holders for device in holder.devices),
+        }
         health = _health(unit.problem, free)
         yield UnitStatus(
             name,
@@ -218,7 +223,7 @@ def _units(known: Known, name: str, own: OwnResource | None, places: _Places) ->
             free,
             health,
             _trouble(unit.problem),
-            held,
+            unit_holders,
         )
 
 

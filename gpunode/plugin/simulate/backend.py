@@ -40,7 +40,7 @@ class SimulatedBackend:
     def run(self, sink: Sink, stop: Event) -> None:
         spec = self._settings.simulate
         self._log.warning("these GPUs are simulated", simulate=spec, gpus=len(self._node.inventory.gpus))
-        self._tell(sink)
+        self._report(sink)
         if stop.is_set():  # a caller that only wanted to see them
             return
         control = self._control(sink)
@@ -48,7 +48,7 @@ class SimulatedBackend:
         while not stop.is_set():
             now = self._host.monotonic()
             if now >= self._next_look:
-                self._tell(sink)
+                self._report(sink)
                 self._next_look = math.inf
             if now >= next_reading:
                 sink.readings(self._node.readings)
@@ -76,11 +76,11 @@ class SimulatedBackend:
         self._log.info("injected", fault=fault.line)
         for event in events:
             sink.event(event)
-        self._tell(sink)
+        self._report(sink)
         sink.readings(self._node.readings)
         self._next_look = self._host.monotonic() + _LOOK_SECONDS  # each change is checked twice, as with NVML
 
-    def _tell(self, sink: Sink) -> None:
+    def _report(self, sink: Sink) -> None:
         self._told = not self._node.driver_gone
         if self._told:
             sink.seen(self._node.inventory, self._node.topology)

@@ -112,8 +112,8 @@ def _take(values: dict[str, _Value], more: Mapping[str, _Value]) -> list[str]:
 
 def topped_up(hint: Sequence[str], free: set[str], count: int) -> list[str]:
     """The plugin's answer is a hint: devices that aren't free are dropped, missing ones are added."""
-    chosen = [item for item in dict.fromkeys(hint) if item in free][:count]
-    return chosen + sorted(free - set(chosen))[: count - len(chosen)]
+    selected = [item for item in dict.fromkeys(hint) if item in free][:count]
+    return selected + sorted(free - set(selected))[: count - len(selected)]
 
 
 # The kubelet's file of its allocations, ``kubelet_internal_checkpoint``.
@@ -157,16 +157,16 @@ def read(host: Host, directory: str) -> list[Held]:
     ]
 
 
-def _entry(held: Held, numa: Mapping[str, int]) -> dict[str, Any]:
+def _entry(holding: Held, numa: Mapping[str, int]) -> dict[str, Any]:
     by_node: dict[str, list[str]] = {}
-    for device in held.ids:
+    for device in holding.ids:
         by_node.setdefault(str(numa.get(device, NO_NUMA_NODE)), []).append(device)
     return {
-        "PodUID": held.pod,
-        "ContainerName": held.container,
-        "ResourceName": held.resource,
+        "PodUID": holding.pod,
+        "ContainerName": holding.container,
+        "ResourceName": holding.resource,
         "DeviceIDs": by_node,
-        "AllocResp": base64.b64encode(held.response).decode(),
+        "AllocResp": base64.b64encode(holding.response).decode(),
     }
 
 
@@ -490,15 +490,15 @@ class PodResources:
 
     def _pods(self) -> list[podresources_pb2.PodResources]:
         pods: dict[str, podresources_pb2.PodResources] = {}
-        for held in self._held():
-            namespace, _, name = held.pod.rpartition("/")
+        for holding in self._held():
+            namespace, _, name = holding.pod.rpartition("/")
             pod = pods.setdefault(
-                held.pod, podresources_pb2.PodResources(name=name, namespace=namespace or "default")
+                holding.pod, podresources_pb2.PodResources(name=name, namespace=namespace or "default")
             )
-            container = next((item for item in pod.containers if item.name == held.container), None)
-            container = container or pod.containers.add(name=held.container)
-            for device in held.ids:  # the real one, too, gives each device an entry of its own
-                container.devices.add(resource_name=held.resource, device_ids=[device])
+            container = next((item for item in pod.containers if item.name == holding.container), None)
+            container = container or pod.containers.add(name=holding.container)
+            for device in holding.ids:  # the real one, too, gives each device an entry of its own
+                container.devices.add(resource_name=holding.resource, device_ids=[device])
         return list(pods.values())
 
 
@@ -621,16 +621,18 @@ class KubeletStub:
 
         Not thread-safe, as the kubelet's admission isn't: one pod after the other.
         """
-        held = self._allocate(f"default/pod-{next(self._pods)}", "main", resource, count, must_include)
-        return merged([held])
+        holding = self._allocate(f"default/pod-{next(self._pods)}", "main", resource, count, must_include)
+        return merged([holding])
 
     def release(self, resource: str, ids: Sequence[str]) -> None:
         """Remove the pods that hold any of these; the file is written at the next change, as by the real
         kubelet."""
-        gone = set(ids)
+        released = set(ids)
         with self._changed:
             self._held = [
-                held for held in self._held if held.resource != resource or not gone.intersection(held.ids)
+                holding
+                for holding in self._held
+                if holding.resource != resource or not released.intersection(holding.ids)
             ]
 
     def admit(self, pod: str, container: str, requests: Mapping[str, int]) -> Allocation:
@@ -640,7 +642,7 @@ class KubeletStub:
         `AdmissionError` as the pod's event would have it: too few devices, a plugin's error, or a device from
         before that has become unhealthy.
         """
-        before = [held for held in self.held() if (held.pod, held.container) == (pod, container)]
+        before = [holding for holding in self.held() if (holding.pod, holding.container) == (pod, container)]
         if before:
             self._check_again(before)
             return merged(before)
@@ -653,46 +655,46 @@ class KubeletStub:
     def remove(self, pod: str) -> None:
         """End the pod."""
         with self._changed:
-            self._held = [held for held in self._held if held.pod != pod]
+            self._held = [holding for holding in self._held if holding.pod != pod]
         self._save()
 
     def _check_again(self, before: Sequence[Held]) -> None:
-        for held in before:
-            if not set(held.ids) <= self.endpoints.healthy(held.resource):
+        for holding in before:
+            if not set(holding.ids) <= self.endpoints.healthy(holding.resource):
                 raise AdmissionError(
                     f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices"
-                    f" {held.resource}"
+                    f" {holding.resource}"
                 )
 
     def _allocate(
         self, pod: str, container: str, resource: str, count: int, must_include: Sequence[str]
     ) -> Held:
         endpoint = self.endpoints.find(resource)
-        taken = {device for item in self.held() if item.resource == resource for device in item.ids}
-        free = self.endpoints.healthy(resource) - taken
+        allocated = {device for item in self.held() if item.resource == resource for device in item.ids}
+        free = self.endpoints.healthy(resource) - allocated
         if endpoint is None or len(free) < count:
             raise AdmissionError(f"{len(free)} of {count} {resource} available")
-        chosen = sorted(free)[:count]
+        device_ids = sorted(free)[:count]
         if endpoint.prefers and count < len(free):
-            chosen = topped_up(self._query_preferred(endpoint, free, must_include, count), free, count)
-        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=chosen)])
+            device_ids = topped_up(self._query_preferred(endpoint, free, must_include, count), free, count)
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
         response = endpoint.call("Allocate")(request, timeout=5.0)
         if not response.container_responses:
             raise AdmissionError(f"no containers return in allocation response for {resource}")
         answer = response.container_responses[0].SerializeToString()  # the kubelet reads no other one
-        held = Held(pod, container, resource, tuple(chosen), answer)
+        holding = Held(pod, container, resource, tuple(device_ids), answer)
         with self._changed:
-            self._held.append(held)
+            self._held.append(holding)
         self._save()
-        return held
+        return holding
 
     def _query_preferred(
         self, endpoint: Endpoint, free: set[str], must_include: Sequence[str], count: int
     ) -> list[str]:
-        asked = pb.ContainerPreferredAllocationRequest(
+        preferred = pb.ContainerPreferredAllocationRequest(
             available_deviceIDs=sorted(free), must_include_deviceIDs=must_include, allocation_size=count
         )
-        request = pb.PreferredAllocationRequest(container_requests=[asked])
+        request = pb.PreferredAllocationRequest(container_requests=[preferred])
         response = endpoint.call("GetPreferredAllocation")(request, timeout=5.0)
         return list(response.container_responses[0].deviceIDs)
 

@@ -62,22 +62,22 @@ class Model:
         if not self.mig:
             return ()
         if self.slots == 4:
-            one, two, four = self.mig
+            gb1, gb2, gb4 = self.mig
             return (
-                Profile(f"4g.{four}gb", 4, (0,), 1),
-                Profile(f"2g.{two}gb", 2, (0, 2), 2),
-                Profile(f"1g.{one}gb", 1, (0, 1, 2, 3), 4),
-                Profile(f"1g.{one}gb+me", 1, (0, 1, 2, 3), 1),
+                Profile(f"4g.{gb4}gb", 4, (0,), 1),
+                Profile(f"2g.{gb2}gb", 2, (0, 2), 2),
+                Profile(f"1g.{gb1}gb", 1, (0, 1, 2, 3), 4),
+                Profile(f"1g.{gb1}gb+me", 1, (0, 1, 2, 3), 1),
             )
-        one, two, four, eight = self.mig
+        gb1, gb2, gb4, gb8 = self.mig
         return (
-            Profile(f"7g.{eight}gb", 8, (0,), 1),
-            Profile(f"4g.{four}gb", 4, (0,), 1),
-            Profile(f"3g.{four}gb", 4, (0, 4), 2),
-            Profile(f"2g.{two}gb", 2, (0, 2, 4), 3),
-            Profile(f"1g.{two}gb", 2, (0, 2, 4, 6), 4),
-            Profile(f"1g.{one}gb", 1, tuple(range(7)), 7),
-            Profile(f"1g.{one}gb+me", 1, tuple(range(7)), 1),
+            Profile(f"7g.{gb8}gb", 8, (0,), 1),
+            Profile(f"4g.{gb4}gb", 4, (0,), 1),
+            Profile(f"3g.{gb4}gb", 4, (0, 4), 2),
+            Profile(f"2g.{gb2}gb", 2, (0, 2, 4), 3),
+            Profile(f"1g.{gb2}gb", 2, (0, 2, 4, 6), 4),
+            Profile(f"1g.{gb1}gb", 1, tuple(range(7)), 7),
+            Profile(f"1g.{gb1}gb+me", 1, tuple(range(7)), 1),
         )
 
 
@@ -196,13 +196,13 @@ def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
     return placed
 
 
-def _place(desired: Sequence[Profile], taken: frozenset[int]) -> tuple[Placed, ...] | None:
+def _place(desired: Sequence[Profile], occupied: frozenset[int]) -> tuple[Placed, ...] | None:
     """The first possible placement; with at most seven profiles, trying is quick."""
     if not desired:
         return ()
     for start in desired[0].starts:
         slots = frozenset(range(start, start + desired[0].size))
-        rest = None if slots & taken else _place(desired[1:], taken | slots)
+        rest = None if slots & occupied else _place(desired[1:], occupied | slots)
         if rest is not None:
             return ((desired[0], start), *rest)
     return None
@@ -211,14 +211,14 @@ def _place(desired: Sequence[Profile], taken: frozenset[int]) -> tuple[Placed, .
 def devices(gpu: Gpu, layout: Sequence[Placed], model: Model) -> tuple[MigDevice, ...]:
     """What NVML would list: instance ids are numbered by parts of the memory, as on hardware: 0 for all of
     it, 1 and 2 for its halves, 3 to 6 for the quarters, from 7 on the single slots."""
-    made = []
+    result = []
     for index, (profile, start) in enumerate(layout):
         gi = model.slots // profile.size - 1 + start // profile.size
         uuid = "MIG-" + stable_uuid(gpu.uuid, profile.name, gi)
         memory = gpu.memory_bytes * profile.size // model.slots
         slices = int(profile.name.partition("g.")[0])
-        made.append(MigDevice(index, uuid, profile.name, gi, 0, memory, MigSize(slices, slices)))
-    return tuple(made)
+        result.append(MigDevice(index, uuid, profile.name, gi, 0, memory, MigSize(slices, slices)))
+    return tuple(result)
 
 
 # From ``--simulate h100:8`` to a node: its inventory and the links between its GPUs. Pure.
@@ -249,9 +249,9 @@ class Group:
     def links(self) -> tuple[str, int]:
         """How its GPUs are linked, and by how many NVLinks."""
         usual = self.model.small if self.count <= 4 and self.model.small[1] else self.model.links
-        asked = self.options.get("links", usual[0])
+        requested = self.options.get("links", usual[0])
         counts = dict((self.model.small, self.model.links))
-        return asked, counts.get(asked, 0) or self.model.links[1] or 4
+        return requested, counts.get(requested, 0) or self.model.links[1] or 4
 
 
 @dataclass(frozen=True)
@@ -324,10 +324,10 @@ def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
     """Every GPU of the node in the order of its index."""
     node, total = node_name(groups, host), sum(group.count for group in groups)
     sockets = int(_node_options(groups).get("numa", max(group.model.sockets for group in groups)))
-    made: list[Slot] = []
+    result: list[Slot] = []
     for number, group in enumerate(groups):
         for _ in range(group.count):
-            index = len(made)
+            index = len(result)
             gpu = Gpu(
                 index,
                 "GPU-" + stable_uuid(node, index),
@@ -341,8 +341,8 @@ def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
             )
             if "mig" in group.options:
                 gpu = with_layout(gpu, group.model, group.options["mig"])
-            made.append(Slot(gpu, number, group.model))
-    return tuple(made)
+            result.append(Slot(gpu, number, group.model))
+    return tuple(result)
 
 
 def with_layout(gpu: Gpu, model: Model, text: str) -> Gpu:
@@ -462,28 +462,28 @@ class SimulatedNode:
             self._loads += fault.value == "back" and self.driver_gone != ""
             self.driver_gone = DRIVER_GONE if fault.value == "gone" else ""
             return ()
-        chosen = self._chosen(fault.gpu)
-        for slot in chosen:
+        struck = self._slots_of(fault.gpu)
+        for slot in struck:
             _check_instance(slot, fault)
         events: list[GpuEvent] = []
-        for slot in chosen:
+        for slot in struck:
             events += self._strike(slot, fault)
         return tuple(events)
 
-    def _chosen(self, gpu: str) -> list[Slot]:
+    def _slots_of(self, gpu: str) -> list[Slot]:
         if gpu == ALL:
             return list(self._slots)
-        chosen = [slot for slot in self._slots if gpu in (str(slot.gpu.index), slot.gpu.uuid)]
-        if not chosen:
+        selected = [slot for slot in self._slots if gpu in (str(slot.gpu.index), slot.gpu.uuid)]
+        if not selected:
             raise UsageError(f"no simulated GPU {gpu!r}", hint=f"0 to {len(self._slots) - 1}, a UUID or all")
-        return chosen
+        return selected
 
     def _strike(self, slot: Slot, fault: Fault) -> list[GpuEvent]:
         index, uuid = slot.gpu.index, slot.gpu.uuid
         now = self._conditions[index]
         if fault.name == "xid":
-            asked = _ASKED.get(xid(int(fault.value)).kind, now.recovery)
-            self._conditions[index] = replace(now, recovery=asked)
+            recovery = _ASKED.get(xid(int(fault.value)).kind, now.recovery)
+            self._conditions[index] = replace(now, recovery=recovery)
             return [GpuEvent("xid", uuid, int(fault.value), fault.gi, fault.ci)]
         if fault.name == "mig":
             divided = with_layout(slot.gpu, slot.model, "" if fault.value == "off" else fault.value)

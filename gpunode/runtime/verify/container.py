@@ -105,7 +105,7 @@ def _require(host: Host, reading: CdiReading) -> None:
     """`PreconditionError` if the engine doesn't support CDI devices, or no specification has any."""
     name, since = reading.title, ENGINES[reading.engine].cdi
     if _too_old(reading):
-        have, need = (".".join(map(str, one)) for one in (reading.version, since))
+        have, need = (".".join(map(str, version)) for version in (reading.version, since))
         raise PreconditionError(
             f"{name} {have} knows no CDI; {need} is the first that does",
             hint="upgrade it, or use the runtime handler:"
@@ -165,15 +165,15 @@ def labels(host: Host) -> dict[str, str]:
 def maker_of_image(reference: str) -> str:
     """The maker in an image's name, ``gpunode.local/WHAT:...MAKER-TOKEN``; "" for other images."""
     names = "|".join(map(re.escape, (VERIFICATION, STAND_IN)))
-    found = re.fullmatch(rf"(?:{names}):(?:[0-9a-f]+-)?({_MAKER})-[0-9a-f]+", reference, re.ASCII)
-    return found[1] if found else ""
+    match = re.fullmatch(rf"(?:{names}):(?:[0-9a-f]+-)?({_MAKER})-[0-9a-f]+", reference, re.ASCII)
+    return match[1] if match else ""
 
 
-def is_dead(host: Host, who: str) -> bool:
+def is_dead(host: Host, container_maker: str) -> bool:
     """Whether that maker has certainly ended."""
-    if not re.fullmatch(_MAKER, who, re.ASCII):
+    if not re.fullmatch(_MAKER, container_maker, re.ASCII):
         return False
-    boot, namespace, pid, start = who.split("-")
+    boot, namespace, pid, start = container_maker.split("-")
     if namespace != _namespace(host):
         return False  # another namespace's pids; it may even show a boot id of its own (systemd-nspawn does)
     if boot != _boot(host):

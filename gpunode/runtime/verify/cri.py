@@ -75,9 +75,9 @@ class CriEngine:
 
 
 def run_on(
-    host: Host, engine: CriEngine, request: ContainerRequest, progress: Progress, begun: float
+    host: Host, engine: CriEngine, request: ContainerRequest, progress: Progress, start: float
 ) -> ContainerOutcome:
-    """Run the program; `begun` is when the request came, on the host's monotonic clock."""
+    """Run the program; `start` is when the request came, on the host's monotonic clock."""
     remove_leftovers(host, engine.cri, progress)
     with ExitStack() as cleanup:
         token = new_token()
@@ -101,15 +101,15 @@ def run_on(
         with progress.step(f"run it through {engine.name}, {engine.way}"):
             code = _run_pod(host, engine, pod, request.timeout)
         out, err = cri_pods.read_log(host.read_text(f"{logs}/{cri_pods.LOG_NAME}") or "")
-    return ContainerOutcome(code, out, err, host.monotonic() - begun, engine.way)
+    return ContainerOutcome(code, out, err, host.monotonic() - start, engine.way)
 
 
 def remove_leftovers(host: Host, cri: Cri, progress: Progress) -> None:
     """Remove what killed runs left: their sandboxes, then their images with all names."""
 
     def remove() -> None:
-        for sandbox, found in cri_pods.labelled_sandboxes(cri, OURS).items():
-            if is_dead(host, found.get(MAKER_LABEL, "")):
+        for sandbox, sandbox_labels in cri_pods.labelled_sandboxes(cri, OURS).items():
+            if is_dead(host, sandbox_labels.get(MAKER_LABEL, "")):
                 cri_pods.remove_sandbox(cri, sandbox)
         for name in cri_pods.image_names(cri):
             if is_dead(host, maker_of_image(name)):
@@ -229,7 +229,7 @@ _CLIENTS = {"microk8s": ("/snap/bin/microk8s.ctr",)}  # others have it as their 
 
 def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """See `container_run.run_program`."""
-    begun = host.monotonic()
+    start = host.monotonic()
     daemon = FINDERS[request.engine](host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else "")
     if not socket:
@@ -257,7 +257,7 @@ def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress)
             take_out=ctr.take_out,
             pull=f"{' '.join(ctr.client)} -n k8s.io images pull {{image}}",
         )
-        return run_on(host, engine, request, progress, begun)
+        return run_on(host, engine, request, progress, start)
 
 
 def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
@@ -266,8 +266,8 @@ def _client(host: Host, daemon: Daemon | None) -> tuple[str, ...]:
     manager = daemon.manager if daemon else ""
     own = _CLIENTS.get(manager, (manager, "ctr"))
     candidates = ((f"{beside}/ctr",), ("ctr",), own) if beside else (("ctr",), own)
-    found = (one for one in candidates if one[0] and host.which(one[0]) is not None)
-    return next(found, ("ctr",))
+    available = (client for client in candidates if client[0] and host.which(client[0]) is not None)
+    return next(available, ("ctr",))
 
 
 def _reading(cri: Cri, status: CriStatus, manager: str) -> CdiReading:
@@ -308,8 +308,8 @@ class _Ctr:
     def take_out(self, reference: str) -> str:
         """Remove the name and, with ``--sync``, what nothing else refers to."""
         failed = self._images("rm", "--sync", reference)
-        gone = not failed or "not found" in failed
-        return "" if gone else f"{' '.join(self.client)} -n k8s.io images rm {reference} ({failed})"
+        is_removed = not failed or "not found" in failed
+        return "" if is_removed else f"{' '.join(self.client)} -n k8s.io images rm {reference} ({failed})"
 
     def _images(self, *arguments: str, stdin: bytes | None = None) -> str:
         argv = (*self.client, "--address", self.socket, "--namespace", "k8s.io", "images", *arguments)
@@ -326,7 +326,7 @@ _CRIO_IMPORT_SECONDS = 120.0
 
 def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """See `container_run.run_program`."""
-    begun = host.monotonic()
+    start = host.monotonic()
     daemon = find_crio(host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else DEFAULT_SOCKET)
     if not request.socket and daemon is None:
@@ -358,7 +358,7 @@ def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> Co
             take_out=importer.take_out,
             pull="crictl pull {image}",
         )
-        return run_on(host, engine, request, progress, begun)
+        return run_on(host, engine, request, progress, start)
 
 
 @dataclass(frozen=True)
@@ -427,8 +427,8 @@ class _Storage:
         if self.podman is not None:
             return self.podman.remove_image(reference)
         done = self.host.run((self.skopeo, "delete", f"containers-storage:{self.place}{reference}"))
-        gone = done.ok or "does not resolve to an image" in done.stderr or "not known" in done.stderr
-        return "" if gone else done.stderr.strip()
+        is_removed = done.ok or "does not resolve to an image" in done.stderr or "not known" in done.stderr
+        return "" if is_removed else done.stderr.strip()
 
     def _copy(self, path: str, name: str) -> str:
         target = f"containers-storage:{self.place}{name}"
@@ -439,8 +439,8 @@ class _Storage:
 
 def _storage(host: Host, settings: _Settings) -> _Storage | None:
     """The program that can import images into CRI-O's storage on this node; None if none can."""
-    named = (("--root", settings.root), ("--runroot", settings.runroot))
-    options = [part for name, value in named if value for part in (name, value)]
+    directories = (("--root", settings.root), ("--runroot", settings.runroot))
+    options = [part for name, value in directories if value for part in (name, value)]
     options += ["--storage-driver", settings.driver] if settings.driver else []
     podman = host.which("podman")
     if podman is not None:

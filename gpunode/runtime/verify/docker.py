@@ -36,7 +36,7 @@ _START_SECONDS = 60.0
 
 def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """See `container_run.run_program`."""
-    begun = host.monotonic()
+    start = host.monotonic()
     api = DockerApi(host, _socket(host, request))
     way = _way(host, api, request)
     remove_leftovers(host, api, progress)
@@ -49,7 +49,7 @@ def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> 
         with progress.step(f"run it through Docker, {way}"):
             code = _run_container(host, api, request, way, image, name)
         out, err = api.logs(name)
-    return ContainerOutcome(code, out, err, host.monotonic() - begun, way)
+    return ContainerOutcome(code, out, err, host.monotonic() - start, way)
 
 
 def _socket(host: Host, request: ContainerRequest) -> str:
@@ -88,16 +88,16 @@ def _reading(info: Mapping[str, Any]) -> CdiReading:
     directories = info.get("CDISpecDirs")
     if not isinstance(directories, list):
         return CdiReading("docker", version)
-    found = tuple(one for one in directories if isinstance(one, str))
-    return CdiReading("docker", version, bool(found), found)
+    readable = tuple(directory for directory in directories if isinstance(directory, str))
+    return CdiReading("docker", version, bool(readable), readable)
 
 
 def remove_leftovers(host: Host, api: DockerApi, progress: Progress) -> None:
     """Remove what killed runs left: their containers, then their images."""
 
     def remove() -> None:
-        for container, found in api.labelled_containers(OURS).items():
-            if is_dead(host, found.get(MAKER_LABEL, "")):
+        for container, container_labels in api.labelled_containers(OURS).items():
+            if is_dead(host, container_labels.get(MAKER_LABEL, "")):
                 api.remove_container(container)
         for name in api.image_names(VERIFICATION):
             if is_dead(host, maker_of_image(name)):

@@ -117,9 +117,9 @@ def explain(host: Host, error: DaemonError, way: Way) -> DaemonError:
     """
     message = error.message
     if way.devices:
-        found = explain_cdi(host, error, way)
-        if found is not None:
-            return found
+        explanation = explain_cdi(host, error, way)
+        if explanation is not None:
+            return explanation
     for cause in CAUSES:
         if re.search(cause.pattern, message, re.DOTALL):
             return DaemonError(
@@ -154,12 +154,12 @@ def explain_cdi(host: Host, error: DaemonError, way: Way) -> DaemonError | None:
     if not specs:
         none = no_specification(way.reading)
         return DaemonError(f"{none.message} ({way}): {error.message}", hint=none.hint, code=none.code)
-    found = next(_missing(host, specs, error.message), None)
-    if found is None and _UNRESOLVED in error.message:
-        found = next(_faults(specs, way), None)
-    if found is None:
+    fault = next(_missing(host, specs, error.message), None)
+    if fault is None and _UNRESOLVED in error.message:
+        fault = next(_faults(specs, way), None)
+    if fault is None:
         return None
-    return DaemonError(f"{found.what} ({way}): {error.message}", hint=found.hint, code=found.code)
+    return DaemonError(f"{fault.what} ({way}): {error.message}", hint=fault.hint, code=fault.code)
 
 
 @dataclass(frozen=True)
@@ -171,12 +171,12 @@ class _Fault:
     code: str = "cdi-unresolvable"
 
 
-def _missing(host: Host, specs: Sequence[CdiSpec], said: str) -> Iterator[_Fault]:
+def _missing(host: Host, specs: Sequence[CdiSpec], message: str) -> Iterator[_Fault]:
     """Paths in the specifications that the message names and that don't exist on the node."""
     for spec in specs:
         paths = (*spec.mounts, *spec.hooks, *(node.path for node in spec.nodes))
         for path in paths:
-            if path in said and not host.exists(path):
+            if path in message and not host.exists(path):
                 what = f"{spec.path} names {path}, which does not exist: it is older than the driver"
                 yield _Fault(what, rewriting(spec.path), "cdi-stale")
 
@@ -195,7 +195,9 @@ def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[_Fault]:
         what = f"{_places(specs)} names no device {', '.join(sorted(desired))}; it has {have}"
         yield _Fault(what, rewriting(specs[-1].path))
     directories = [spec.path.rpartition("/")[0] for spec in naming]
-    twice = [one for one in naming if directories.count(one.path.rpartition("/")[0]) > 1]
+    twice = [
+        naming_spec for naming_spec in naming if directories.count(naming_spec.path.rpartition("/")[0]) > 1
+    ]
     if twice:
         what = f"{_places(twice)} name the same device in one directory, and engines then take neither"
         yield _Fault(what, f"keep one of them: rm {twice[-1].path}")

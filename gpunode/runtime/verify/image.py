@@ -266,15 +266,15 @@ def _query_interpreter(host: Host, python: str) -> dict[str, Any]:
 
 def _with_links(host: Host, mapped: Iterable[str]) -> list[str]:
     """Mapped objects, the other names that lead to each (its soname is one), and what NVIDIA's need."""
-    found = []
+    paths = []
     for path in mapped:
         directory, _, name = path.rpartition("/")
         stem = name.partition(".so")[0]
-        found.append(path)
-        found += [link for link in host.glob(directory, f"{stem}.so*") if host.is_symlink(link)]
+        paths.append(path)
+        paths += [link for link in host.glob(directory, f"{stem}.so*") if host.is_symlink(link)]
         if stem == "libc":
-            found += [f"{directory}/{library}" for library in _BESIDE_LIBC]
-    return found
+            paths += [f"{directory}/{library}" for library in _BESIDE_LIBC]
+    return paths
 
 
 def _add_library(tree: _Tree, path: str) -> bool:
@@ -313,13 +313,13 @@ def _refuse_musl(python: str, loader: str) -> None:
 
 
 def _program(host: Host) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for name in PROGRAM_FILES:
         data = host.read_bytes(str(_PACKAGE / name))
         if data is None:
             raise GpunodeError(f"gpunode's own file {_PACKAGE / name} is gone", hint="install gpunode again")
-        found[f"{_PROGRAM_ROOT}/gpunode/{name}"] = Entry(data, mode=0o644)
-    return found
+        entries[f"{_PROGRAM_ROOT}/gpunode/{name}"] = Entry(data, mode=0o644)
+    return entries
 
 
 def _loader_files(host: Host) -> dict[str, Entry]:
@@ -328,16 +328,16 @@ def _loader_files(host: Host) -> dict[str, Entry]:
     They run ldconfig in a container only if a cache exists already; an empty one is ignored by ld.so(8).
     libnvidia-container uses Debian's library directory if the image looks like Debian.
     """
-    found = {
+    entries = {
         "/etc/ld.so.cache": Entry(b"", mode=0o644),
         "/etc/ld.so.conf": Entry(b"include /etc/ld.so.conf.d/*.conf\n", mode=0o644),
         "/etc/ld.so.conf.d": Entry(),
     }
     for place in _SEARCHED:  # if one is a link to another, files mounted below either must be found
         target = host.readlink(place)
-        found |= {place: Entry(target=target)} if target is not None else {}
+        entries |= {place: Entry(target=target)} if target is not None else {}
     debian = host.read_bytes("/etc/debian_version")
-    return found if debian is None else {**found, "/etc/debian_version": Entry(debian, mode=0o644)}
+    return entries if debian is None else {**entries, "/etc/debian_version": Entry(debian, mode=0o644)}
 
 
 @dataclass(frozen=True)

@@ -83,18 +83,18 @@ class Podman:
     def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Ids of all containers with these labels, stopped ones included, each with all its labels."""
         filters = [part for item in labels.items() for part in ("--filter", "label={}={}".format(*item))]
-        found = self._listing("ps", "--all", *filters, "--format", "json")
+        rows = self._listing("ps", "--all", *filters, "--format", "json")
         return {
-            one["Id"]: {str(name): str(value) for name, value in one["Labels"].items()}
-            for one in found
-            if isinstance(one.get("Id"), str) and isinstance(one.get("Labels"), dict)
+            row["Id"]: {str(name): str(value) for name, value in row["Labels"].items()}
+            for row in rows
+            if isinstance(row.get("Id"), str) and isinstance(row.get("Labels"), dict)
         }
 
     def image_names(self, repository: str) -> tuple[str, ...]:
         """Every tag of one repository, sorted."""
-        found = self._listing("images", "--filter", f"reference={repository}", "--format", "json")
-        lists = (one.get("Names") for one in found)
-        names = (name for some in lists if isinstance(some, list) for name in some)
+        rows = self._listing("images", "--filter", f"reference={repository}", "--format", "json")
+        lists = (row.get("Names") for row in rows)
+        names = (name for row_names in lists if isinstance(row_names, list) for name in row_names)
         return tuple(sorted({name for name in names if isinstance(name, str)}))
 
     def _listing(self, *arguments: str) -> Sequence[dict[str, Any]]:
@@ -105,7 +105,7 @@ class Podman:
             answer = json.loads(done.stdout or "[]")
         except (ValueError, RecursionError):
             answer = None
-        return [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
+        return [entry for entry in answer if isinstance(entry, dict)] if isinstance(answer, list) else []
 
 
 def said(done: Completed) -> str:
@@ -121,7 +121,7 @@ _OWN_FAILURES = (125, 126, 127)  # podman-run(1): podman itself failed, or the r
 
 def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
     """See `container_run.run_program`."""
-    begun = host.monotonic()
+    start = host.monotonic()
     daemon = find_podman(host, request.config or None)
     if daemon is None or daemon.binary is None:
         host.refuse_unsafe("podman")
@@ -147,7 +147,7 @@ def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> 
                 *_arguments(host, request, way, image, name), timeout=request.timeout + _START_SECONDS
             )
         _refuse_failure(host, request, way, done)
-    return ContainerOutcome(done.code, done.stdout, done.stderr, host.monotonic() - begun, way)
+    return ContainerOutcome(done.code, done.stdout, done.stderr, host.monotonic() - start, way)
 
 
 def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progress: Progress) -> Way:
@@ -166,8 +166,8 @@ def remove_leftovers(host: Host, podman: Podman, progress: Progress) -> None:
     """Remove what killed runs left: their containers, then their images."""
 
     def remove() -> None:
-        for container, found in podman.labelled_containers(OURS).items():
-            if is_dead(host, found.get(MAKER_LABEL, "")):
+        for container, container_labels in podman.labelled_containers(OURS).items():
+            if is_dead(host, container_labels.get(MAKER_LABEL, "")):
                 _take_out(progress, f"container {container}", partial(podman.remove_container, container))
         for name in podman.image_names(VERIFICATION):
             if is_dead(host, maker_of_image(name)):
@@ -203,11 +203,11 @@ def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name
     The program is pid 1, which ignores SIGTERM, so it is stopped without a timeout.
     """
     marks = [part for item in labels(host).items() for part in ("--label", "{}={}".format(*item))]
-    given = [part for item in request.env.items() for part in ("--env", "{}={}".format(*item))]
+    env_options = [part for item in request.env.items() for part in ("--env", "{}={}".format(*item))]
     gpus = [part for device in way.devices for part in ("--device", device)]
     before = () if way.devices else ("--runtime", way.handler)
     fixed = ("--rm", "--pull=never", "--network=none", "--log-driver=none", "--stop-timeout=0")
-    return (*before, "run", f"--name={name}", *fixed, *marks, *given, *gpus, image, *request.argv)
+    return (*before, "run", f"--name={name}", *fixed, *marks, *env_options, *gpus, image, *request.argv)
 
 
 def _refuse_failure(host: Host, request: ContainerRequest, way: Way, done: Completed) -> None:

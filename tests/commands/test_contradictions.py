@@ -1,0 +1,112 @@
+"""Options that contradict each other are refused before anything is read or written; a variable is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli import gpunode
+
+
+@pytest.mark.parametrize(
+    ("argv", "error", "hint"),
+    [
+        ("gpus -q -v", "--quiet and --verbose exclude each other", "give one of them"),
+        (
+            "doctor --output-file r.html -o json",
+            "-o json contradicts the name r.html",
+            "leave out -o: .html is enough",
+        ),
+        (
+            "doctor --output-file node.json -o html",
+            "-o html contradicts the name node.json",
+            "leave out -o: .json is enough",
+        ),
+        ("manifests all --mps 0", "--mps: must be 1 to 48, not 0", "see gpunode manifests all --help"),
+        (
+            "labels --firmware",
+            "--firmware: only AMD's GPUs have these labels, and the vendor is nvidia",
+            "add --vendor amd, or leave it out",
+        ),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(argv: str, error: str, hint: str) -> None:
+    ran = gpunode(*argv.split())
+    assert ran.code == 2 and (not ran.out or ran.document["status"] == "error")
+    assert ran.err == f"error: {error}\nhint: {hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "value", "error"),
+    [
+        ("gpus -q", "GPUNODE_VERBOSE", "1", "--quiet and --verbose exclude each other"),
+        ("doctor --output-file r.html", "GPUNODE_OUTPUT", "json", "-o json contradicts the name r.html"),
+        (
+            "doctor -o json",
+            "GPUNODE_DOCTOR_OUTPUT_FILE",
+            "r.html",
+            "-o json contradicts the name r.html",
+        ),
+        (
+            "configure-runtime --no-restart",
+            "GPUNODE_CONFIGURE_RUNTIME_RESTART_COMMAND",
+            "service docker restart",
+            "--no-restart and --restart-command exclude each other",
+        ),
+        (
+            "rollback --restart-command true",
+            "GPUNODE_ROLLBACK_NO_RESTART",
+            "1",
+            "--no-restart and --restart-command exclude each other",
+        ),
+        (
+            "doctor --only pci-no-gpu",
+            "GPUNODE_DOCTOR_SKIP",
+            "nvml-hang,pci-no-gpu:known",
+            "pci-no-gpu is selected and skipped",
+        ),
+        (
+            "doctor --skip pci-no-gpu",
+            "GPUNODE_DOCTOR_ONLY",
+            "pci-no-gpu",
+            "pci-no-gpu is selected and skipped",
+        ),
+        (
+            "node advertise --resource example.com/gpu --remove",
+            "GPUNODE_NODE_ADVERTISE_COUNT",
+            "4",
+            "--count and --remove exclude each other",
+        ),
+    ],
+)
+def test_variable_that_contradicts_an_option_is_named(
+    argv: str, variable: str, value: str, error: str
+) -> None:
+    ran = gpunode(*argv.split(), env={variable: value})
+    assert ran.code == 2 and (not ran.out or ran.document["status"] == "error")
+    assert ran.err.splitlines()[0] == f"error: {error} (set by {variable})"
+
+
+def test_variable_names_itself_where_it_contradicts_the_vendor() -> None:
+    ran = gpunode("labels", env={"GPUNODE_LABELS_FIRMWARE": "true"})
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: GPUNODE_LABELS_FIRMWARE: only AMD's GPUs have these labels")
+
+
+def test_text_file_takes_any_format(tmp_path: Path) -> None:
+    for name in ("proc", "sys", "etc"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "report.txt"
+    ran = gpunode("doctor", "--root", str(tmp_path), "--output-file", str(file), "-o", "json")
+    assert ran.err == f"wrote {file}\n" and file.read_text().startswith("{")
+
+
+def test_empty_config_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "plugin.yaml"
+    file.write_text("\n")
+    ran = gpunode("plugin", "check-config", str(file))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"error: {file} is empty\nhint: a config file begins with: version: v1\n"
+    nothing = gpunode("plugin", "check-config", "/dev/null", "--simulate", "h100:1")
+    assert nothing.code == 0, nothing.err  # the config manager's word for no file
