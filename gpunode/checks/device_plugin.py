@@ -289,8 +289,7 @@ def _restart(node: Node, usual: int) -> Fix:
     if inventory is None or sum(not gpu.error for gpu in inventory.gpus) < usual:
         return fix
     more = "If the kubelet still counts too few GPUs after this fix, drain the node and reboot"
-    text, *commands = fix.note.split("\n")
-    return replace(fix, note="\n".join((f"{text}. {more}" if text else more, *commands)))
+    return replace(fix, note=f"{more}. {fix.note}" if fix.note else more)
 
 
 def _after_fallen(node: Node, usual: int) -> Fix:
