@@ -17,7 +17,13 @@ from gpunode import __version__
 from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import StateDirOption
-from gpunode.commands.plugin_options import CheckConfigCommand, SettingsCommand, sources, value_text
+from gpunode.commands.plugin_options import (
+    CheckConfigCommand,
+    SettingsCommand,
+    refuse_empty,
+    sources,
+    value_text,
+)
 from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
@@ -325,8 +331,7 @@ def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) 
     data = _data(source.file, resolved)
     if resolved.problems:
         return replace(refused(_KIND, resolved.problems, data), messages=_messages(resolved.warnings))
-    if source.file and not resolved.content.strip() and source.reader.realpath(source.file) != "/dev/null":
-        raise ConfigError(f"{source.file} is empty", hint="a config file begins with: version: v1")
+    refuse_empty(source, resolved)
     seen = _look(host, resolved.settings)
     if seen.problem is not None:
         return Result(

@@ -143,5 +143,7 @@ def test_empty_config_file_is_refused(tmp_path: Path) -> None:
     ran = gpunode("plugin", "check-config", str(file))
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == f"error: {file} is empty\nhint: a config file begins with: version: v1\n"
+    ran = gpunode("manifests", "all", "--config-file", str(file))
+    assert (ran.code, ran.out) == (1, "") and ran.err.startswith(f"error: {file} is empty\n")
     nothing = gpunode("plugin", "check-config", "/dev/null", "--simulate", "h100:1")
     assert nothing.code == 0, nothing.err  # the config manager's word for no file
