@@ -571,7 +571,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, str] | None:
         "policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
         "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
     ),
-    remedy=everywhere(set_plugin_variable("PASS_DEVICE_SPECS=true"), "restart"),
+    remedy=everywhere(set_plugin_variable("PASS_DEVICE_SPECS=true"), "restart", needs_root=False),
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),

@@ -494,7 +494,9 @@ def test_the_strategy_of_gpunodes_plugin_is_set_where_it_was(arguments, unit, co
 def test_guide_is_not_followed_as_root(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     lines = [line for block in result.blocks for line in plain_lines(block)]
-    assert any(line.startswith("  Fix: follow https://") for line in lines)
+    (chosen,) = [finding for finding in result.data.findings if finding.id == result.data.first]
+    assert chosen.fix[0].command.startswith("follow https://")
+    assert f"Fix first: {chosen.id}" in lines
 
 
 @pytest.mark.parametrize(("version", "package"), [("580.159.03", "G06"), ("595.71.05", "G07")])
