@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -48,48 +49,74 @@ def name_of(path: Path) -> str:
 NAMES = {name_of(path) for path in FILES}
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+@dataclass(frozen=True)
+class Source:
+    """What the rules need of a module. `imports` are modules of gpunode, lazily and for types, too;
+    `libraries` other packages that it imports, not only for types. `wrong` breaks a rule in itself."""
+
+    imports: frozenset[str]
+    libraries: frozenset[str]
+    wrong: tuple[str, ...]
 
 
 @cache
-def own_imports(path: Path) -> frozenset[str]:
-    """The modules of gpunode that a module imports: lazily and for types, too."""
-    modules: set[str] = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("gpunode."):
-            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
-            module = (node.module or "").removeprefix("gpunode").removeprefix(".")
-            for alias in node.names:
-                whole = f"{module}.{alias.name}".removeprefix(".")
-                modules.add(whole if whole in NAMES else module)
-    return frozenset(modules - {name_of(path), ""})
+def source(path: Path) -> Source:
+    """Each module is parsed once, and its tree isn't kept: that is a million objects for all of them."""
+    text, name = path.read_text(), name_of(path)
+    imports: set[str] = set()
+    libraries: set[str] = set()
+    wrong = [f"{name} is too long"] if text.count("\n") > LONGEST else []
+    for_types: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                for_types.update(ast.walk(node))
+            case ast.Import(names=names):
+                libraries |= {top(alias.name) for alias in names if node not in for_types}
+            case ast.ImportFrom(module=module, names=names, level=level):
+                assert level == 0, f"{name}:{node.lineno}: relative import"
+                libraries |= {top(module or "")} if node not in for_types else set()
+                imports |= own(module or "", [alias.name for alias in names])
+            case ast.FunctionDef(lineno=first, end_lineno=last):
+                lines = (last or 0) - first + 1
+                wrong += [f"{name}: {node.name} has {lines} lines"] if lines > LONGEST_FUNCTION else []
+            case ast.ClassDef():
+                marks = [ast.unparse(mark) for mark in node.decorator_list]
+                if any("dataclass" in mark and "frozen=True" not in mark for mark in marks):
+                    wrong.append(f"{name}: {node.name} is not frozen")
+            case ast.ExceptHandler(body=body) if all(isinstance(line, ast.Pass) for line in body):
+                caught = ast.unparse(node.type) if node.type else "Exception"
+                if caught in ("Exception", "BaseException"):
+                    wrong.append(f"{name}:{node.lineno} swallows {caught}")
+    return Source(frozenset(imports - {name, ""}), frozenset(libraries), tuple(wrong))
 
 
-def for_types(path: Path) -> set[ast.AST]:
-    """Imports of a module for type checkers only."""
-    return {
-        inner
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def own(module: str, names: list[str]) -> set[str]:
+    """The modules of gpunode of which an import from `module` imports `names`."""
+    if top(module) != PACKAGE.name:
+        return set()
+    inner = module.removeprefix("gpunode").removeprefix(".")
+    wholes = (f"{inner}.{name}".removeprefix(".") for name in names)
+    return {whole if whole in NAMES else inner for whole in wholes}
 
 
 def position(module: str) -> int | None:
     """A module's position in the order; None for errors and other modules that all may import."""
-    top = module.partition(".")[0]
-    if top in ("__main__",) or top.startswith("cli"):
+    package = top(module)
+    if package == "__main__" or package.startswith("cli"):
         return ORDER.index("cli")
-    return ORDER.index(top) if top in ORDER else None
+    return ORDER.index(package) if package in ORDER else None
 
 
 def against_the_order(module: str, imported: str) -> bool:
     here, there = position(module), position(imported)
     if here is None:
         return there is not None and there > ORDER.index("output")
-    pair = frozenset((module.partition(".")[0], imported.partition(".")[0]))
+    pair = frozenset((top(module), top(imported)))
     return there is not None and (there > here or pair in APART)
 
 
@@ -97,7 +124,7 @@ def test_imports_run_downward_only() -> None:
     wrong = [
         f"{name_of(path)} imports {imported}"
         for path in FILES
-        for imported in own_imports(path)
+        for imported in source(path).imports
         if against_the_order(name_of(path), imported)
     ]
     assert wrong == []
@@ -105,7 +132,7 @@ def test_imports_run_downward_only() -> None:
 
 def test_imports_have_no_cycle() -> None:
     try:
-        TopologicalSorter({name_of(path): own_imports(path) for path in FILES}).prepare()
+        TopologicalSorter({name_of(path): source(path).imports for path in FILES}).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
@@ -113,34 +140,16 @@ def test_imports_have_no_cycle() -> None:
 def test_guarded_modules_are_imported_in_one_place() -> None:
     wrong = []
     for path in FILES:
-        for node in set(ast.walk(parsed(path))) - for_types(path):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for top in {module.partition(".")[0] for module in modules}:
-                elsewhere = top in ONLY_HERE and name_of(path) not in ONLY_HERE[top]
-                grpc = top == "grpc" and name_of(path).partition(".")[0] not in GRPC_PACKAGES
-                if elsewhere or grpc:
-                    wrong.append(f"{name_of(path)} imports {top}")
+        for library in source(path).libraries:
+            elsewhere = library in ONLY_HERE and name_of(path) not in ONLY_HERE[library]
+            grpc = library == "grpc" and top(name_of(path)) not in GRPC_PACKAGES
+            if elsewhere or grpc:
+                wrong.append(f"{name_of(path)} imports {library}")
     assert wrong == []
 
 
 def test_modules_and_functions_are_short_dataclasses_frozen_and_nothing_is_swallowed() -> None:
-    wrong = [f"{name_of(path)} is too long" for path in FILES if path.read_text().count("\n") > LONGEST]
-    for path in FILES:
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.FunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > LONGEST_FUNCTION:
-                    wrong.append(f"{name_of(path)}: {node.name} has {lines} lines")
-            if isinstance(node, ast.ClassDef):
-                marks = [ast.unparse(mark) for mark in node.decorator_list]
-                if any("dataclass" in mark and "frozen=True" not in mark for mark in marks):
-                    wrong.append(f"{name_of(path)}: {node.name} is not frozen")
-            if isinstance(node, ast.ExceptHandler) and all(isinstance(line, ast.Pass) for line in node.body):
-                caught = ast.unparse(node.type) if node.type else "Exception"
-                if caught in ("Exception", "BaseException"):
-                    wrong.append(f"{name_of(path)}:{node.lineno} swallows {caught}")
-    assert wrong == []
+    assert [problem for path in FILES for problem in source(path).wrong] == []
 
 
 @pytest.mark.parametrize("argv", [("--version",), ("--help",), ("doctor", "--help")], ids=" ".join)

@@ -66,10 +66,7 @@ def test_user_visible_strings_contain_no_forbidden_words(package: str) -> None:
 def test_test_names_contain_no_forbidden_words() -> None:
     paths = sorted(Path(__file__).parent.rglob("test_*.py"))
     names = {
-        node.name
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        name for path in paths for name in re.findall(r"^ *def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     assert len(names) > 1000
     assert [

@@ -294,8 +294,7 @@ def _restart(node: Node, usual: int) -> Fix:
     if inventory is None or sum(not gpu.error for gpu in inventory.gpus) < usual:
         return fix
     more = "If the kubelet still counts too few GPUs after this fix, drain the node and reboot"
-    text, *commands = fix.note.split("\n")
-    return replace(fix, note="\n".join((f"{text}. {more}" if text else more, *commands)))
+    return replace(fix, note=f"{more}. {fix.note}" if fix.note else more)
 
 
 def _after_fallen(node: Node, usual: int) -> Fix:
@@ -574,7 +573,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, Fix] | None:
         "policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
         "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
     ),
-    remedy=fixes.same(set_plugin_variable("PASS_DEVICE_SPECS=true")),
+    remedy=fixes.same(replace(set_plugin_variable("PASS_DEVICE_SPECS=true"), needs_root=False)),
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),

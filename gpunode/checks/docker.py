@@ -31,7 +31,6 @@ from gpunode.facts.packages import toolkit_installed, utc
 from gpunode.facts.services import UnitState
 from gpunode.facts.system import TEGRA, WSL2
 from gpunode.facts.users import sudo_name
-from gpunode.gpu.vectoradd import plan
 from gpunode.host.redact import shown_arguments
 from gpunode.output.result import Evidence, Fix
 from gpunode.output.typed import as_dict
@@ -76,6 +75,8 @@ def docker_gpus_run_probe(node: Node) -> Verdict:
     """Each component may look right while containers still get no GPU. The error message names what is
     missing.
     """
+    from gpunode.gpu.vectoradd import plan
+
     role = docker_role(node)
     if node.docker is None or not role.used:
         return skip(role.reason)

@@ -222,7 +222,8 @@ def newer_for_kernel(node: Node, release: str) -> Fix:
     install = install_driver(node)
     command = f"{install.before_reboot or install.command} && modinfo -k {release} -F version nvidia"
     note = (
-        f"If modinfo prints no version, kernel {release} still has no module: {_keep_kernel(node, release)}"
+        f"If modinfo prints no version, stop here: kernel {release} still has no module. "
+        f"{_keep_kernel(node, release)}"
     )
     return replace(install, command=command, note=note).then_reboot()
 
@@ -230,12 +231,14 @@ def newer_for_kernel(node: Node, release: str) -> Fix:
 def _keep_kernel(node: Node, release: str) -> str:
     """What to do instead of a reboot into this kernel."""
     if release == node.kernel:
-        return "boot an older kernel"
+        return "Boot an older kernel instead"
     if node.distribution.family == "rhel":
-        return f"boot the running one again:\ngrubby --set-default=/boot/vmlinuz-{node.kernel}"
+        return (
+            f"To keep the running kernel at the next boot:\ngrubby --set-default=/boot/vmlinuz-{node.kernel}"
+        )
     if node.distribution.family == "debian":
-        return f"remove it before a reboot:\napt remove linux-image-{release}"
-    return "don't boot it"
+        return f"To keep the running kernel at the next boot:\napt remove linux-image-{release}"
+    return "Don't boot it"
 
 
 def build_module(node: Node, release: str, *, load: bool = True) -> Fix:
@@ -366,7 +369,7 @@ def libraries_of_version(node: Node, version: str) -> Fix:
     """Exactly this version's libraries: of the packages that are installed, else of NVIDIA's installer."""
     run_file, family = libraries_of_run_file(node, version), node.distribution.family
     branch = version.partition(".")[0]
-    names = [one.name for one in library_packages(node)]
+    names = [package.name for package in library_packages(node)]
     other = [re.sub(r"-\d{3}(?=-|$)", f"-{branch}", name) for name in names]  # Ubuntu's names have the branch
     exact = {
         "debian": " ".join(f"'{name}={version}*'" for name in other),

@@ -150,7 +150,7 @@ _LAYOUT = "/etc/gpunode-mig.yaml"
 KEEP_LAYOUT = fixes.everywhere(
     f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
 )
-MIXED_STRATEGY = fixes.same(replace(fixes.set_plugin_variable("MIG_STRATEGY=mixed"), needs_root=False))
+MIXED_STRATEGY = replace(fixes.set_plugin_variable("MIG_STRATEGY=mixed"), needs_root=False)
 # the operator reverts changes of its own objects
 OPERATORS_STRATEGY = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "

@@ -141,7 +141,12 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
         f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}: a socket that refuses connections is "
         "dead. With --deep, also whether the plugin answers GetDevicePluginOptions within 2 seconds."
     ),
-    remedy=fixes.RESTART_PLUGIN,
+    remedy=fixes.same(
+        replace(
+            fixes.RESTART_PLUGIN.other,
+            note=f"This is gpunode's own plugin. NVIDIA's runs in a pod:\n{fixes.RESTART_PLUGIN_POD.command}",
+        )
+    ),
     classes=CLUSTER_NODES,
     # a plugin without a driver, or without its handler, exits as well
     blocked_by=(
@@ -196,8 +201,8 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 RESTART_POD = replace(
     fixes.RESTART_PLUGIN_POD,
-    note="If it prints nothing, no pod of NVIDIA's device plugin runs on this node. Where kubectl is set up, "
-    "this shows whether one is installed:\nkubectl get daemonsets --all-namespaces",
+    note="If the command prints nothing, no pod of NVIDIA's device plugin runs on this node. Where kubectl "
+    "is set up, this shows whether one is installed:\nkubectl get daemonsets --all-namespaces",
 )
 
 

@@ -50,7 +50,7 @@ def mig_mode_pending(node: Node) -> Verdict:
     if not waiting:
         return ok("no MIG mode change is pending")
     words = {True: "on", False: "off"}
-    keep = " && ".join(f"nvidia-smi -i {one.pci} -mig {int(bool(one.mig_mode))}" for one in waiting)
+    keep = " && ".join(f"nvidia-smi -i {gpu.pci} -mig {int(bool(gpu.mig_mode))}" for gpu in waiting)
     return warn(
         f"the MIG mode of {many(len(waiting), 'GPU')} changes at the next reset",
         *(
@@ -62,7 +62,8 @@ def mig_mode_pending(node: Node) -> Verdict:
         ),
         fix=replace(
             fabric.reset(node, waiting),
-            note=f"A reboot changes the mode too. To keep the present mode instead:\n{keep}",
+            note="A reboot changes the mode too, also while a pod of a DaemonSet, such as DCGM's, uses the "
+            f"GPU. To keep the present mode instead:\n{keep}",
         ),
     )
 
@@ -265,6 +266,13 @@ _MPS_REFUSAL = "sharing using MPS is not supported for MIG devices"
 _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS supports MIG
 
 
+_NEW_NAMES = (
+    "First decide: with mixed, the node no longer offers MIG devices as nvidia.com/gpu, and pods that "
+    "request it stay pending until they request a profile. To keep the name, partition all GPUs alike "
+    "instead: gpunode mig apply"
+)
+
+
 @check(
     "mig-strategy-mismatch",
     "fabric",
@@ -273,7 +281,7 @@ _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS support
         "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
         "flags, environment and file, or its log."
     ),
-    remedy=fabric.MIXED_STRATEGY,
+    remedy=fixes.same(replace(fabric.MIXED_STRATEGY, before=_NEW_NAMES)),
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
     classes=HOST,
     refs=(_README,),
@@ -312,13 +320,8 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
             *layout,
             fix=_own_strategy(node),
         )
-    return fail(summary, *single, *layout, fix=fabric.OPERATORS_STRATEGY if node.operator.pods else None)
-
-
-_NEW_NAMES = (
-    "The node then no longer offers MIG devices as nvidia.com/gpu: pods that request it stay pending until "
-    "they request a profile. To keep the name, partition all GPUs alike instead: gpunode mig apply"
-)
+    fix = replace(fabric.OPERATORS_STRATEGY, before=_NEW_NAMES) if node.operator.pods else None
+    return fail(summary, *single, *layout, fix=fix)
 
 
 def _own_strategy(node: Node) -> Fix:
@@ -331,10 +334,10 @@ def _own_strategy(node: Node) -> Fix:
         for process in node.plugin_processes
         for word in process.process.argv
     )
-    restart = replace(fixes.restart(_OWN_PLUGIN, RESTARTS_PLUGIN), note=_NEW_NAMES)
+    restart = replace(fixes.restart(_OWN_PLUGIN, RESTARTS_PLUGIN), before=_NEW_NAMES)
     if unit is not None and flag:
         edit = restart.after(f"systemctl edit --full {_OWN_PLUGIN}")
-        return replace(edit, before=f"In the editor that opens, {by_flag}")
+        return replace(edit, before=f"{_NEW_NAMES}. In the editor that opens, {by_flag}")
     if unit is not None:
         return restart.after(f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env")
     if not flag and any(process.container for process in node.plugin_processes):

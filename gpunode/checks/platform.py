@@ -131,7 +131,7 @@ WHOLE = {
         "follow https://factory.talos.dev/ to build an image with both",
     ),
     "bottlerocket": (
-        "Bottlerocket includes them only in its variants for NVIDIA GPUs, such as aws-k8s-1.33-nvidia",
+        "Bottlerocket has driver and toolkit only in its NVIDIA variants, such as aws-k8s-1.33-nvidia",
         "follow https://bottlerocket.dev/en/os/latest/#/concepts/variants/",
     ),
     "cos": ("Container-Optimized OS has an installer for the driver", "cos-extensions install gpu"),

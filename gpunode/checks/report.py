@@ -407,7 +407,7 @@ def _fix(node: NodeSummary, finding: Finding, before: Sequence[str]) -> Iterator
     if _reboots_last(finding):
         drained = _needs_drain(fix) or not node.kubernetes
         steps = [f"fix {identifier}" for identifier in before]
-        steps += ["reboot the node"] if drained else ["drain this Kubernetes node and reboot it"]
+        steps += ["reboot"] if drained else ["drain this Kubernetes node and reboot it"]
         yield Text(f"  Then {', '.join(steps)}", Style.DIM)
 
 

@@ -55,6 +55,8 @@ def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding,
 
 def _with_effects(node: Node, finding: Finding) -> Finding:
     """What the fixes disturb on this node. After all checks, which read what this depends on."""
+    if not finding.fix:
+        return finding
     fixes = tuple(replace(fix, effect=disturbance(fix, node)) for fix in finding.fix)
     return replace(finding, fix=fixes)
 
@@ -63,7 +65,8 @@ def _with_effects(node: Node, finding: Finding) -> Finding:
 class _Walk:
     """One run; `done` remembers findings, so that every check runs once. `failed` are those that explain
     skipped ones, including ignored ones. A check that ended in an error explains only checks that end in the
-    same one: `errors` has the first check of each message, so that an unreadable file is reported once."""
+    same one: `errors` has the first check of each message, so that an unreadable file is reported once.
+    `traits` remembers those of the node that are known: most checks need the same few."""
 
     node: Node
     selection: Selection
@@ -71,6 +74,7 @@ class _Walk:
     done: dict[str, Finding] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)
+    traits: dict[str, bool] = field(default_factory=dict)
 
     def finding(self, check: Check) -> Finding:
         if check.id not in self.done:
@@ -106,9 +110,9 @@ class _Walk:
             if first != check.id:
                 return _finding(check, skip(verdict.summary, "blocked"), blocked_by=first)
         finding = _finding(check, verdict, self._family())
-        finding = replace(finding, fix=self._fitting(finding.fix))
+        fixes = self._fitting(finding.fix)
         milliseconds = round((self.node.host.monotonic() - started) * 1000, 1)
-        return replace(finding, milliseconds=milliseconds)
+        return replace(finding, fix=fixes, milliseconds=milliseconds)
 
     def _not_here(self, check: Check) -> Verdict | None:
         """Why this check doesn't apply to this node; None if it does."""
@@ -120,17 +124,22 @@ class _Walk:
             return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
         if node.questions.expect_gpus == 0 and check.id != _NO_GPU and not node.gpus:
             return skip("not applicable: this node has no GPU, as expected", "not-applicable")
-        if check.layer != _BUS and TRAITS["vm-host"].holds(node):
+        if check.layer != _BUS and self._has("vm-host"):
             return skip(f"not applicable: {TRAITS['vm-host'].present}", "not-applicable")
         if check.deep and not node.questions.deep:
             return skip("runs only with --deep", "left-out")
         for name in check.needs:
-            if not TRAITS[name].holds(node):
+            if not self._has(name):
                 return skip(f"not applicable: {TRAITS[name].absent}", "not-applicable")
         for name in check.unless:
-            if TRAITS[name].holds(node):
+            if self._has(name):
                 return skip(f"not applicable: {TRAITS[name].present}", "not-applicable")
         return None
+
+    def _has(self, trait: str) -> bool:
+        if trait not in self.traits:
+            self.traits[trait] = TRAITS[trait].holds(self.node)
+        return self.traits[trait]
 
     def _root_cause(self, check: Check) -> str | None:
         """The failed check that explains this one, through any number of skipped ones between, including

@@ -119,10 +119,10 @@ class LabelWatch:
     passes: int
 
 
+_CLUSTER = ("node-feature", "node")
 _USED_BY = {
-    **dict.fromkeys(("output_file",), ("file",)),
-    **dict.fromkeys(("use_node_feature_api", "namespace", "pod_name"), ("node-feature",)),
-    **dict.fromkeys(("node_name", "kubeconfig", "kube_context", "server"), ("node-feature", "node")),
+    **{"output_file": ("file",), "use_node_feature_api": ("node-feature",)},
+    **dict.fromkeys(("namespace", "pod_name", "node_name", "kubeconfig", "kube_context", "server"), _CLUSTER),
 }
 
 
@@ -381,7 +381,7 @@ def labels(
 
     gpunode labels --watch --to node-feature --namespace node-feature-discovery
     """
-    refuse_both(watch=watch, oneshot=(given.get("oneshot") or ("",))[-1] in TRUE)
+    refuse_both(watch=watch, oneshot=given.get("oneshot") in TRUE)
     if watch and not dry_run:
         given["oneshot"] = "false"
     return run(session.host, given, session.progress, dry_run=dry_run)

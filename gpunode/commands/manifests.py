@@ -315,11 +315,12 @@ def _checked_path(path: str, flag: str) -> str:
 def _with_file(host: Host, given: Mapping[str, Any], desired: PluginSet) -> PluginSet:
     """The options with the file's text, and the rights that its settings need. `InvalidConfig` for a wrong
     file."""
-    from gpunode.commands.plugin_options import sources
+    from gpunode.commands.plugin_options import refuse_empty, sources
 
     source = sources(replace(host, environ={}), given)
     resolved = source.resolve()
     settings = resolved.valid_settings()
+    refuse_empty(source, resolved)
     shared = settings.sharing is not None and settings.sharing.strategy == "mps"
     return replace(
         desired,

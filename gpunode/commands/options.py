@@ -119,7 +119,6 @@ DriverRootOption = Annotated[
     str, typer.Option("--driver-root", metavar="PATH", help="Directory of the driver on the node.")
 ]
 WAIT = "Time limit for the kubelet to report the resource as allocatable."
-STATE_DIR = "/var/lib/gpunode/plugin"
 StateDirOption = Annotated[
     str, typer.Option("--state-dir", metavar="PATH", help="State directory of the device plugin.")
 ]

@@ -16,13 +16,18 @@ import typer
 from gpunode import __version__
 from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import STATE_DIR, StateDirOption
-from gpunode.commands.plugin_options import CheckConfigCommand, SettingsCommand, sources, value_text
+from gpunode.commands.options import StateDirOption
+from gpunode.commands.plugin_options import (
+    CheckConfigCommand,
+    SettingsCommand,
+    refuse_empty,
+    sources,
+    value_text,
+)
 from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
-from gpunode.gpu.nvml import GpuEvent
-from gpunode.host import Host
+from gpunode.host import PLUGIN_STATE, Host
 from gpunode.host.documents import MAX_STREAM_BYTES
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import StrEnum
@@ -31,11 +36,11 @@ from gpunode.plugin.config.gke import translate as gke_translate
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import DEFAULT, Resolved, option_value, settled
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
-from gpunode.plugin.config.watch import ConfigWatch, Hangup
 from gpunode.plugin.model import Backend, LeftOut
 from gpunode.plugin.simulate.faults import ALL, Client, Fault, make_fault, parse_script
 
 if TYPE_CHECKING:
+    from gpunode.gpu.nvml import GpuEvent
     from gpunode.plugin.config.values import Problem
     from gpunode.plugin.model import Device, Plan
     from gpunode.plugin.serve import PluginService
@@ -106,7 +111,7 @@ def plugin_inject(
     script: Annotated[
         str, typer.Option("--script", metavar="FILE", help="File of timed faults, one JSON object per line.")
     ] = "",
-    state_dir: StateDirOption = STATE_DIR,
+    state_dir: StateDirOption = PLUGIN_STATE,
 ) -> Result:
     """Inject a fault into a simulated GPU. The plugin must run with --simulate.
 
@@ -135,6 +140,8 @@ def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Re
     can't serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
     waited for.
     """
+    from gpunode.plugin.config.watch import ConfigWatch, Hangup
+
     host.restrict_umask()
     hangup = Hangup()
     with until_signal(hangup) as asked:
@@ -324,8 +331,7 @@ def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) 
     data = _data(source.file, resolved)
     if resolved.problems:
         return replace(refused(_KIND, resolved.problems, data), messages=_messages(resolved.warnings))
-    if source.file and not resolved.content.strip() and source.reader.realpath(source.file) != "/dev/null":
-        raise ConfigError(f"{source.file} is empty", hint="a config file begins with: version: v1")
+    refuse_empty(source, resolved)
     seen = _look(host, resolved.settings)
     if seen.problem is not None:
         return Result(

@@ -9,11 +9,12 @@ import typer.core
 
 from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import HelpCommand, is_global
+from gpunode.errors import ConfigError
 from gpunode.plugin.config.options import OPTIONS, Option, metavar
 
 if TYPE_CHECKING:
     from gpunode.host import Host
-    from gpunode.plugin.config.resolve import Sources
+    from gpunode.plugin.config.resolve import Resolved, Sources
     from gpunode.plugin.config.settings import Settings
 
 
@@ -23,6 +24,7 @@ __all__ = [
     "Option",
     "default_text",
     "metavar",
+    "refuse_empty",
     "sources",
     "value_text",
     "with_go_words",
@@ -62,6 +64,12 @@ def sources(host: Host, given: Mapping[str, Any], part: str = "", command: str =
         if value is not None and value != ()
     }
     return Sources(host, flags, part, command or part or "plugin serve")
+
+
+def refuse_empty(source: Sources, resolved: Resolved) -> None:
+    """`ConfigError` for a file without content. /dev/null is the config manager's word for no file."""
+    if source.file and not resolved.content.strip() and source.reader.realpath(source.file) != "/dev/null":
+        raise ConfigError(f"{source.file} is empty", hint="a config file begins with: version: v1")
 
 
 def with_go_words(

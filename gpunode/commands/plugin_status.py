@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gpunode.commands.options import STATE_DIR, StateDirOption, duration_option
+from gpunode.commands.options import StateDirOption, duration_option
 from gpunode.commands.plugin import plugin_app
 from gpunode.commands.session import Session, verb
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
@@ -25,7 +25,7 @@ from gpunode.facts.device_plugins import status_path
 from gpunode.facts.kubelet import NAME, Checkpoint, read_checkpoint
 from gpunode.gpu.model import Inventory
 from gpunode.gpu.probe import probe
-from gpunode.host import Host
+from gpunode.host import PLUGIN_STATE, Host
 from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
 from gpunode.plugin.config.settings import KUBELET_SOCKET, Settings, pod_resources_socket
 from gpunode.plugin.model import LeftOut, how_to_fix
@@ -477,7 +477,7 @@ def plugin_status(
             show_default="the plugin's",
         ),
     ] = "",
-    state_dir: StateDirOption = STATE_DIR,
+    state_dir: StateDirOption = PLUGIN_STATE,
     nvml: Annotated[
         bool, typer.Option("--nvml/--no-nvml", help="Query NVML for what the plugin doesn't report.")
     ] = True,

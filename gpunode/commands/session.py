@@ -40,7 +40,9 @@ READING = (
 )
 """Kinds of result for which a support bundle may stand for a machine: nothing is changed for them."""
 
-
+NO_OPTION = frozenset({"GPUNODE_STATE_DIR", "GPUNODE_SIMULATED", "GPUNODE_STUB_SCENARIO"})
+"""Variables that set no option: the directory of the journal, what `--simulate` gives to a container (which
+may run gpunode), and what the stub libraries of the tests read in our process."""
 HELD = (signal.SIGHUP, signal.SIGUSR1)
 """Blocked since the process started (__main__.py): they must not end a service before it has its handlers."""
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
@@ -168,10 +170,11 @@ def verb(
             chosen["variables"] = _variables(context)
 
             def checked(session: Session) -> Result:
-                if any(name.startswith("GPUNODE_") for name in os.environ):
+                names = {name for name in os.environ if name.startswith("GPUNODE_")} - NO_OPTION
+                if names:
                     from gpunode.commands.variables import check_environment
 
-                    check_environment(context, os.environ)
+                    check_environment(context, {name: os.environ[name] for name in names})
                 return function(session, **given)
 
             raise SystemExit(run_command(kind, chosen, checked, service(given)))

@@ -21,9 +21,6 @@ from gpunode.errors import UsageError
 from gpunode.output.render import say
 
 PREFIX = "GPUNODE_"
-NO_OPTION = ("GPUNODE_STATE_DIR", "GPUNODE_SIMULATED", "GPUNODE_STUB_SCENARIO")
-"""Variables that set no option: the directory of the journal, what `--simulate` gives to a container (which
-may run gpunode), and what the stub libraries of the tests read in our process."""
 _SERVICE = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?")
 """How the variables end that the kubelet sets in pods, by the name of each Service of the namespace."""
 
@@ -70,13 +67,12 @@ def variables(root: Any) -> list[Variable]:
 
 
 def check_environment(context: Any, environ: Mapping[str, str]) -> None:
-    """Warn of GPUNODE variables that set no option. `UsageError` for one named after a one-shot flag of this
-    command: without --dry-run the command would change the node.
+    """Warn of those of the GPUNODE variables `environ` that set no option. `UsageError` for one named after a
+    one-shot flag of this command: without --dry-run the command would change the node.
 
     Variables named after other commands are ignored: those commands check them.
     """
-    names = [name for name in environ if name.startswith(PREFIX) and environ[name]]
-    names = sorted(name for name in names if name not in NO_OPTION and not _SERVICE.search(name))
+    names = sorted(name for name in environ if environ[name] and not _SERVICE.search(name))
     own = context.auto_envvar_prefix
     options, table = context.command.get_params(context), context.find_root().command
     for name in sorted(set(names) - _known(options, own)):

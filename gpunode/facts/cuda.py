@@ -17,13 +17,13 @@ from gpunode.facts.registry import DAEMONS
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.tables import table
 from gpunode.facts.topic import Stuck
-from gpunode.gpu.vectoradd import MODULE, Answer, arguments, read_answer
 from gpunode.host import Host
 from gpunode.host.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     from gpunode.facts.node import Node
     from gpunode.gpu.model import Gpu, Inventory
+    from gpunode.gpu.vectoradd import Answer
 
 
 DEBUGGING = (
@@ -195,6 +195,8 @@ _SECONDS = 20.0  # less than the doctor's limit for one check
 def run_cuda(host: Host) -> Answer | None:
     """The program's result; a recorded machine has it under ``nvml.cuda``, None without it."""
     import json
+
+    from gpunode.gpu.vectoradd import MODULE, arguments, read_answer
 
     if not host.live:
         recorded = host.recorded("nvml", "cuda")

@@ -40,7 +40,6 @@ _OURS = ("gpunode", "gpunode.light")  # earlier versions ran services as the sec
 POD_LOGS = "/var/log/pods"
 _LOG_BYTES = 64 << 10
 _OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
-PLUGIN_STATE = "/var/lib/gpunode/plugin"  # default state directory of gpunode's own plugin
 _SECONDS = 2.0  # what the kubelet itself allows
 
 

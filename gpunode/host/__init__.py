@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from gpunode.host.waiting import Waiter
 
 NOT_TRUSTED = 126  # a shell's exit status for a program that can't be executed
+PLUGIN_STATE = "/var/lib/gpunode/plugin"  # default state directory of gpunode's own plugin
 
-__all__ = ["COMMAND_NOT_FOUND", "LARGE_BYTES", "NOT_TRUSTED", "RECORDING", "SMALL_BYTES"]
+__all__ = ["COMMAND_NOT_FOUND", "LARGE_BYTES", "NOT_TRUSTED", "PLUGIN_STATE", "RECORDING", "SMALL_BYTES"]
 __all__ += ["Completed", "DeviceNode", "FileSystem", "Host"]
 
 

@@ -11,8 +11,9 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,38 +67,56 @@ def run_process(
 ) -> Completed:
     """Run `argv` to its end, from the file `program` if given, or kill it with its children after `timeout`
     seconds."""
-    import subprocess
-
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    try:
-        child = subprocess.Popen(
-            argv,
-            executable=program,
-            stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
     timed_out = False
+    child = None
     try:
+        with _signals_held():
+            child = subprocess.Popen(
+                argv,
+                executable=program,
+                stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(env),
+                start_new_session=True,
+            )
         out, err = child.communicate(data, timeout)
-    except subprocess.TimeoutExpired:
+    except BaseException as error:
+        if child is None and isinstance(error, OSError):
+            return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
+        out, err = _kill(child) if child is not None else (b"", b"")
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         timed_out = True
-        out, err = _kill(child)
-    except BaseException:
-        _kill(child)
-        raise
+    assert child is not None
     code = child.returncode if child.returncode is not None else -signal.SIGKILL
     return Completed(argv, code, _text(out), _text(err), timed_out)
 
 
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Handle signals only after the block. Without it a handler that raises, as for Ctrl-C, may do so inside
+    Popen, and the child that has started by then would go on after the undo of what it does."""
+    pending: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}  # Python runs the handlers in the main thread
+    for number, handler in handlers.items():
+        if callable(handler):
+            signal.signal(number, lambda number, _: pending.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if callable(handler):
+                signal.signal(number, handler)
+        for waiting in dict.fromkeys(pending):
+            signal.raise_signal(waiting)
+
+
 def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Kill the whole session; give up on a child that survives even SIGKILL."""
-    import subprocess
-
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     try:
@@ -138,8 +157,6 @@ class Daemon:
 
 def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) -> Daemon:
     """Start `argv` with exactly `env`. OSError if there is no such program or `output` can't be written."""
-    import subprocess
-
     from gpunode.host.trust import find_program, safe_path
 
     path = env.get("PATH", os.defpath)
@@ -168,8 +185,6 @@ class LineChild:
     """
 
     def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
-        import subprocess
-
         self._note = unnamed_file() if noting else -1
         try:
             self._child = subprocess.Popen(
@@ -258,8 +273,6 @@ class LineChild:
 
     def end(self) -> int | None:
         """Kill it if it runs and close everything; its exit code, None if not even SIGKILL ends it."""
-        import subprocess
-
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if not self.ended():
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -293,29 +306,31 @@ def run_watched(
     prints isn't stuck. After that it gets SIGTERM, and SIGKILL later.
     """
     with _memory() as out, _memory() as err:
-        try:
-            child = subprocess.Popen(
-                argv,
-                executable=program,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=dict(env),
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
 
         def look() -> int:
             watch(_last_line(out) or _last_line(err))
             return _size(out) + _size(err)
 
+        child = None
         try:
+            with _signals_held():
+                child = subprocess.Popen(
+                    argv,
+                    executable=program,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=dict(env),
+                    start_new_session=True,
+                )
             timed_out = not _ends(child, timeout, look)
             if timed_out:
                 _terminate(child)
-        except BaseException:
-            _kill(child)
+        except BaseException as error:
+            if child is None and isinstance(error, OSError):
+                return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
+            if child is not None:
+                _kill(child)
             raise
         if timed_out:
             _kill(child)

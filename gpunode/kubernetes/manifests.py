@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from gpunode.host import PLUGIN_STATE
+
 Json = dict[str, Any]
 
 MANAGER = "gpunode"
@@ -119,7 +121,6 @@ def gpu_node(name: str, vendor: str, *, taint: bool) -> Json:
 DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
 POD_RESOURCES = "/var/lib/kubelet/pod-resources"
 CONFIG_FILE = "/etc/gpunode/plugin/config.yaml"
-_STATE = "/var/lib/gpunode/plugin"
 _FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"  # NFD's directory for feature files
 _CDI = "/var/run/cdi"
 _DRIVER_ROOT = "/driver-root"
@@ -137,7 +138,7 @@ def plugin_volumes(desired: PluginSet) -> tuple[Volume, ...]:
     """Only the volumes that the plugin uses."""
     volumes = [
         _of_node("device-plugins", DEVICE_PLUGINS, "Directory"),
-        _of_node("state", _STATE, "DirectoryOrCreate"),
+        _of_node("state", PLUGIN_STATE, "DirectoryOrCreate"),
         Volume({"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}, (_mount("tmp", "/tmp"),)),  # noqa: S108
     ]
     if desired.metrics_port:  # the metrics name the pod of each GPU

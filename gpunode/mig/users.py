@@ -19,12 +19,12 @@ from typing import TypeVar
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.daemons import process_unit
-from gpunode.facts.device_plugins import PLUGIN_STATE, keeps_nvml_open, status_path
+from gpunode.facts.device_plugins import keeps_nvml_open, status_path
 from gpunode.facts.devices import opened
 from gpunode.facts.node import Node
 from gpunode.facts.processes import Process, identifies, running
 from gpunode.facts.workloads import container_of
-from gpunode.host import Host
+from gpunode.host import PLUGIN_STATE, Host
 from gpunode.host.process import Completed
 from gpunode.mig.model import GpuLayout
 from gpunode.mig.plan import Device, GpuPlan

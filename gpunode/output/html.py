@@ -273,7 +273,7 @@ def _fixes(report: Report, finding: Mapping[str, Any], commands: dict[str, str])
         yield from _command(fix["command"], finding["id"], ", ".join(notes))
         yield from _note(fix)
     if reboots_last:
-        steps = [*before, *(["reboot the node"] if drained or not drain else [f"{drain[0]} and reboot it"])]
+        steps = [*before, *(["reboot"] if drained or not drain else [f"{drain[0]} and reboot it"])]
         yield f"<p>Then {', '.join(steps)}.</p>"
 
 

@@ -456,8 +456,9 @@ BESIDE = {
     ),
     "dkms-next-kernel-rocky9": (
         "GPU programs that start before the reboot fail",
-        "If modinfo prints no version, kernel 5.14.0-503.11.1.el9_5.x86_64 still has no module: boot the "
-        "running one again:\ngrubby --set-default=/boot/vmlinuz-5.14.0-427.13.1.el9_4.x86_64",
+        "If modinfo prints no version, stop here: kernel 5.14.0-503.11.1.el9_5.x86_64 still has no module. "
+        "To keep the running kernel at the next boot:\n"
+        "grubby --set-default=/boot/vmlinuz-5.14.0-427.13.1.el9_4.x86_64",
     ),
     "driver-two-installs": ("GPU programs that start before the reboot fail", ""),
     "driver-upgrade-pending": ("GPU programs that start before the reboot fail", ""),
@@ -474,7 +475,8 @@ BESIDE = {
     "lxc-library-mismatch": ("GPU programs that start meanwhile in this container fail", ""),
     "mig-mode-pending": (
         "stops GPU work",
-        "A reboot changes the mode too. To keep the present mode instead:\nnvidia-smi -i 0000:5d:00.0 -mig 0",
+        "A reboot changes the mode too, also while a pod of a DaemonSet, such as DCGM's, uses the GPU. "
+        "To keep the present mode instead:\nnvidia-smi -i 0000:5d:00.0 -mig 0",
     ),
     "operator-leftovers": (
         "restarts containerd: running containers continue",
@@ -532,7 +534,9 @@ def test_the_strategy_of_gpunodes_plugin_is_set_where_it_was(arguments, unit, co
 def test_guide_is_not_followed_as_root(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     lines = [line for block in result.blocks for line in plain_lines(block)]
-    assert any(line.startswith("  Fix: follow https://") for line in lines)
+    (chosen,) = [finding for finding in result.data.findings if finding.id == result.data.first]
+    assert chosen.fix[0].command.startswith("follow https://")
+    assert f"Fix first: {chosen.id}" in lines
 
 
 @pytest.mark.parametrize(("version", "package"), [("580.159.03", "G06"), ("595.71.05", "G07")])

@@ -252,8 +252,8 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         (
             "allocatable-fewer-suse",
             (
-                "     The DaemonSet starts a new pod. Run kubectl where it can reach the cluster. "
-                "If the kubelet still counts too few GPUs after this fix, drain the node and reboot",
+                "     If the kubelet still counts too few GPUs after this fix, drain the node and reboot. "
+                "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
             ),
         ),
         (

@@ -23,6 +23,32 @@ from tests.cli import gpunode
             "-o html contradicts the name node.json",
             "leave out -o: .json is enough",
         ),
+        (
+            "labels --to stdout --output-file /x",
+            "--output-file is for --to file",
+            "add --to file, or leave --output-file out",
+        ),
+        (
+            "labels --use-node-feature-api --to file",
+            "--use-node-feature-api is for --to node-feature",
+            "add --to node-feature, or leave --use-node-feature-api out",
+        ),
+        (
+            "labels --node-name gpu-1",
+            "--node-name is for --to node-feature or node",
+            "add --to node-feature, or leave --node-name out",
+        ),
+        (
+            "labels --watch --oneshot=true --to file --output-file /nowhere/gfd",
+            "--watch and --oneshot exclude each other",
+            "give one of them",
+        ),
+        ("setup --wait 5s", "--wait goes with --kubernetes", "add --kubernetes, or leave it out"),
+        (
+            "report --output-file x.zip",
+            "--output-file x.zip: a bundle is a .tar.gz file",
+            "name it so",
+        ),
         ("manifests all --mps 0", "--mps: must be 1 to 48, not 0", "see gpunode manifests all --help"),
         (
             "labels --firmware",
@@ -94,6 +120,15 @@ def test_variable_names_itself_where_it_contradicts_the_vendor() -> None:
     assert ran.err.startswith("error: GPUNODE_LABELS_FIRMWARE: only AMD's GPUs have these labels")
 
 
+def test_report_compared_with_itself_is_refused(tmp_path: Path) -> None:
+    for name in ("proc", "sys", "etc"):
+        (tmp_path / name).mkdir()
+    report = str(tmp_path / "node.json")
+    gpunode("doctor", "--root", str(tmp_path), "--only", "pci-no-gpu", "--output-file", report)
+    ran = gpunode("doctor", "--compare", report, report)
+    assert ran.code == 2 and ran.err.startswith("error: --compare needs the reports of two nodes or more\n")
+
+
 def test_text_file_takes_any_format(tmp_path: Path) -> None:
     for name in ("proc", "sys", "etc"):
         (tmp_path / name).mkdir()
@@ -108,5 +143,7 @@ def test_empty_config_file_is_refused(tmp_path: Path) -> None:
     ran = gpunode("plugin", "check-config", str(file))
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == f"error: {file} is empty\nhint: a config file begins with: version: v1\n"
+    ran = gpunode("manifests", "all", "--config-file", str(file))
+    assert (ran.code, ran.out) == (1, "") and ran.err.startswith(f"error: {file} is empty\n")
     nothing = gpunode("plugin", "check-config", "/dev/null", "--simulate", "h100:1")
     assert nothing.code == 0, nothing.err  # the config manager's word for no file

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fixtures.engines import Engine
-from tests.cli import checked
+from tests.cli import checked, gpunode
 from tests.waiting import PATIENCE
 
 SECONDS = PATIENCE
@@ -47,14 +47,9 @@ class Cli:
         return argv
 
     def run(self, verb: str, *options: str, restart: str | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.argv(verb, *options, restart=restart),
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        argv = self.argv(verb, *options, restart=restart)
+        ran = gpunode(*argv[argv.index("gpunode") + 1 :], env=self.environ)
+        return subprocess.CompletedProcess(argv, ran.code, ran.out, ran.err)
 
     def on_terminal(self, typed: bytes, verb: str, *options: str) -> tuple[int, str]:
         """Exit code and the whole terminal output, with `typed` as input at the prompt."""

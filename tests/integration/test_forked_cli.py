@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.scenario import machine
 from tests import cli
+from tests.gpu_node import NodeMaker, make_node
+
+__all__ = ["make_node"]
 
 
 @pytest.mark.parametrize(
@@ -46,9 +50,16 @@ def test_timed_out_run_is_killed_and_the_next_one_works(tmp_path: Path) -> None:
     assert held.run_in(cli.clean_environment(), "--version").code == 0
 
 
-@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "PYTHONPATH", "TZ"])
+def test_a_forked_run_has_the_libraries_of_its_environment(make_node: NodeMaker) -> None:
+    environ = make_node(machine(2)).env
+    ran = cli.gpunode("gpus", env=environ)
+    assert ran == cli.fresh_gpunode("gpus", env=environ)
+    assert ran.out.count("NVIDIA H100") == 2
+
+
+@pytest.mark.parametrize("variable", ["LD_PRELOAD", "PYTHONPATH", "TZ"])
 def test_variables_read_at_interpreter_start_use_a_new_process(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_forked", lambda: pytest.fail("forked"))
+    monkeypatch.setattr(cli, "_forked", lambda space: pytest.fail("forked"))
     assert cli.gpunode("--version", env={variable: "/nonexistent"}).code == 0

@@ -1,7 +1,4 @@
-"""Three booted nodes that Ansible configures through ssh, as a user who may use sudo.
-
-They are Debian with dnf, which can install an rpm there.
-"""
+"""Three booted nodes that Ansible configures through ssh, as a user who may use sudo."""
 
 from __future__ import annotations
 
@@ -87,7 +84,7 @@ def changes(done: Ran) -> dict[str, int]:
 @contextmanager
 def booted_fleet(suite: str, place: Path) -> Iterator[Fleet]:
     """Boot the nodes, with a driver and engines, and without gpunode."""
-    common = Machine(suite, (base(suite, "dnf"),), place / "common")
+    common = Machine(suite, (base(suite),), place / "common")
     common.prepare()
     user = _key(place / "user")
     known: list[str] = []

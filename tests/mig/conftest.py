@@ -56,7 +56,10 @@ class MigNode:
         return Host(environ={**os.environ, **self.env})
 
     def run(self, *words: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()) -> Ran:
-        return gpunode("mig", *words, env={**self.env, **(env or {})}, prefix=(*self.space, *prefix))
+        environ = {**self.env, **(env or {})}
+        if self.space == alone():
+            return gpunode("mig", *words, env=environ, space=self.space, prefix=prefix)
+        return gpunode("mig", *words, env=environ, prefix=(*self.space, *prefix))
 
     def among_all(self) -> MigNode:
         """The same, with the processes of this machine."""

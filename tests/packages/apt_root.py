@@ -6,7 +6,6 @@ directories. Nothing outside those is touched.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
 import json
@@ -17,12 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.cli import Ran, clean_environment, gpunode
-
-if TYPE_CHECKING:
-    from tests.integration.forked_cli import ForkedCli
+from tests.cli import Ran, gpunode
 
 PACKAGES = (
     "nvidia-container-toolkit",
@@ -51,16 +47,6 @@ def alone() -> tuple[str, ...]:
     """Prefix for a program that sees no other processes; empty if that is not permitted."""
     done = subprocess.run([*_ALONE, "true"], capture_output=True, check=False)
     return () if done.returncode else _ALONE
-
-
-@functools.cache
-def _alone_cli() -> ForkedCli:
-    """gpunode for all runs there; it ends with this run of pytest."""
-    from tests.integration.forked_cli import ForkedCli, every_module
-
-    made = ForkedCli(alone(), clean_environment(), every_module())
-    atexit.register(made.__exit__, None, None, None)
-    return made
 
 
 def architecture() -> str:
@@ -229,9 +215,8 @@ class AptRoot:
         timeout: float = 60,
     ) -> Ran:
         environ = {**self.env, **(env or {})}
-        if {"remove", "reset"} & set(argv) and not prefix and alone():
-            return _alone_cli().run_in(clean_environment(environ), *argv, seconds=timeout)
-        return gpunode(*argv, env=environ, timeout=timeout, prefix=prefix)
+        space = alone() if {"remove", "reset"} & set(argv) and not prefix else ()
+        return gpunode(*argv, env=environ, timeout=timeout, space=space, prefix=prefix)
 
     def json(self, *argv: str) -> dict[str, Any]:
         return self.gpunode(*argv, "-o", "json").document

@@ -14,6 +14,7 @@ import pytest
 
 from tests.packages.apt_root import PACKAGES, make_repository
 
+pytestmark = pytest.mark.xdist_group("apt")  # one repository, and one process that forks gpunode
 NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
 ENTER = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
 

@@ -10,6 +10,7 @@ from gpunode.packages.repository import RpmShelf, desired_repository, plan_repos
 from tests.cli import gpunode
 from tests.packages.apt_root import PACKAGES
 
+pytestmark = pytest.mark.xdist_group("apt")  # one repository, and one process that forks gpunode
 NVIDIA = "https://nvidia.github.io"
 GUIDE = f"{NVIDIA}/libnvidia-container/stable/deb/$(ARCH)"
 NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")

@@ -63,7 +63,7 @@ def test_killed_benchmark_leaves_no_plugin_behind(number: signal.Signals, short:
         return [line for line in lines if str(short) in line]
 
     try:
-        assert eventually(lambda: any("serve" in line for line in left()), 60.0)
+        assert eventually(lambda: any("serve" in line for line in left()), 300.0)
         started.send_signal(number)
         assert started.wait(60.0) == (128 + number if number == signal.SIGTERM else -number)
         assert eventually(lambda: not left(), 60.0), left()

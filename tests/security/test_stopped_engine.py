@@ -8,6 +8,7 @@ import pytest
 
 from tests.security.stage import Stage, stage
 
+pytestmark = pytest.mark.xdist_group("stopped_engine")  # one stage
 _DOCKER = ("configure-runtime", "--runtime", "docker", "--nvidia-runtime-path", "/usr/bin/true")
 _FILE = "/etc/docker/daemon.json"
 

@@ -158,7 +158,7 @@ def _partition(size: str) -> Left:
         raise WrongInput(f"GPUPartitionSize: {size!r} is not a MIG profile such as 1g.5gb")
     return Left(
         "GPUPartitionSize",
-        f"cutting the GPUs into {size} isn't the plugin's work, only serving them so",
+        f"the plugin serves GPUs of {size}, but doesn't divide them",
         f"gpunode mig apply, with as many {size} on every GPU as fit",
     )
 

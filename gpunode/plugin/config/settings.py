@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from gpunode.facts.device_plugins import PLUGIN_STATE
+from gpunode.host import PLUGIN_STATE
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")

@@ -10,7 +10,7 @@ from random import Random
 
 from gpunode.errors import UsageError
 from gpunode.facts.kernel_log import HARDWARE, REBOOT, RESET, xid
-from gpunode.gpu.model import Gpu, Inventory, MigDevice, MigSize, Pair, Reading, Topology
+from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, MigDevice, MigSize, Pair, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
 from gpunode.plugin.simulate.faults import ALL, Fault
@@ -421,7 +421,9 @@ class SimulatedNode:
         for slot in self._slots:
             condition = self._conditions[slot.gpu.index]
             if not condition.unplugged:
-                gpus.append(replace(slot.gpu, error=LOST) if condition.lost else slot.gpu)
+                gpus.append(
+                    replace(slot.gpu, error=LOST, error_code=GPU_IS_LOST) if condition.lost else slot.gpu
+                )
         return Inventory(self._driver, CUDA, tuple(gpus), simulated=True)
 
     @property
@@ -440,7 +442,7 @@ class SimulatedNode:
     def _reading(self, slot: Slot) -> Reading:
         now = self._conditions[slot.gpu.index]
         if now.lost:
-            return Reading(slot.gpu.uuid, error=LOST)
+            return Reading(slot.gpu.uuid, error=LOST, error_code=GPU_IS_LOST)
         switched = self._groups[slot.group].links[0] == "nvswitch"
         return Reading(
             slot.gpu.uuid,

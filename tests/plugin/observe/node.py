@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -19,32 +18,30 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from tests.cli import checked
+from tests.cli import Ran, gpunode
 from tests.plugin.serving import Serving
 
 GPU = "nvidia.com/gpu"
 QUICK = ("--health-hold-down", "0s", "--health-poll-interval", "1s")
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gpunode", *words], capture_output=True, text=True, timeout=60, check=False
-    )
+def command(*words: str) -> Ran:
+    """gpunode with the variables of this test, those of gpunode included."""
+    return gpunode(*words, env=os.environ)
 
 
 def status(place: Path, *words: str, nvml: bool = False) -> dict[str, Any]:
     """The envelope of `plugin status` for the kubelet at `place`."""
     own = ["--kubelet-socket", str(place / "dp/kubelet.sock"), "--state-dir", str(place / "state")]
     done = command("plugin", "status", *own, *([] if nvml else ["--no-nvml"]), *words, "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = checked(done.stdout)
-    return found
+    assert done.code == 0, done.err
+    return done.document
 
 
 def inject(serving: Serving, *words: str) -> None:
     assert serving.says("faults can be injected"), serving.log()  # it may advertise its GPUs before that
     done = command("plugin", "inject", *words, "--state-dir", serving.state)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
 
 
 LISTEN = ("--listen", "127.0.0.1:0")

@@ -15,7 +15,6 @@ import pytest
 
 from gpunode.output.typed import plain
 from gpunode.plugin.simulate.kubelet import KubeletStub
-from tests.cli import checked
 from tests.plugin import nodes
 from tests.plugin.nodes import content, eventually
 from tests.plugin.observe.node import GPU, QUICK, another_plugin, command, inject, status
@@ -96,13 +95,13 @@ def test_table_has_holders_and_problems(node) -> None:
     assert stub.wait_allocatable(GPU, 0, 30), serving.log()
     assert eventually(lambda: content(place / "state/status.json").count("xid-79") == 2)
     done = command("plugin", "status", "--state-dir", f"{place}/state")
-    assert done.returncode == 0, done.stderr
-    [row] = [line for line in done.stdout.splitlines() if held.ids[0] in line]
-    assert "model: NVIDIA H100 80GB HBM3" in done.stdout
+    assert done.code == 0, done.err
+    [row] = [line for line in done.out.splitlines() if held.ids[0] in line]
+    assert "model: NVIDIA H100 80GB HBM3" in done.out
     assert row.split()[:2] == [row[0], held.ids[0]]
     assert "unhealthy (xid-79)" in row and "ml/train-0/main" in row
-    assert "XID 79: the GPU has fallen off the bus, since 20" in done.stdout
-    assert "reboot the node" in done.stdout
+    assert "XID 79: the GPU has fallen off the bus, since 20" in done.out
+    assert "reboot the node" in done.out
 
 
 @pytest.mark.full
@@ -114,7 +113,7 @@ def test_narrow_terminal_gets_one_line_per_device(node, monkeypatch) -> None:
     stub.admit("ml/train-0", "main", {GPU: 2})
     monkeypatch.setenv("COLUMNS", "60")
     given = ("--kubelet-socket", f"{place}/dp/kubelet.sock", "--state-dir", serving.state, "--no-nvml")
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", command("plugin", "status", *given, "--color", "always").stdout)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", command("plugin", "status", *given, "--color", "always").out)
     rows = [line for line in lines.splitlines() if re.match(r"\d+ ", line)]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert all(re.search(r" GPU-[0-9a-f]{8} ", row) and len(row) <= 60 for row in rows)
@@ -125,9 +124,9 @@ def test_empty_node_gets_the_next_step(node) -> None:
     place, stub, _ = node
     given = ("--kubelet-socket", f"{place}/dp/kubelet.sock", "--state-dir", f"{place}/state", "--no-nvml")
     done = command("plugin", "status", *given)
-    assert (done.returncode, "gpunode plugin serve" in done.stdout) == (0, True), done.stdout
+    assert (done.code, "gpunode plugin serve" in done.out) == (0, True), done.out
     stub.stop()
-    output = command("plugin", "status", *given).stdout
+    output = command("plugin", "status", *given).out
     assert "systemctl status kubelet" in output
     assert "gpunode plugin serve" not in output  # which would find no kubelet to register with
 
@@ -166,7 +165,7 @@ def test_shares_are_counted_on_their_gpu(node) -> None:
     assert len(found["data"]["units"]) == 2
     assert sum(len(unit["holders"]) for unit in found["data"]["units"]) == 3
     assert {unit["devices"] for unit in found["data"]["units"]} == {4}
-    table = command("plugin", "status", "--state-dir", f"{place}/state").stdout
+    table = command("plugin", "status", "--state-dir", f"{place}/state").out
     assert "2 of 4 shares, ml/pod-" in table and "1 of 4 shares, ml/pod-" in table
 
 
@@ -179,7 +178,7 @@ def test_mig_devices_are_listed_under_their_gpu(node) -> None:
     found = status(place)
     assert list(units(found)) == ["0:0", "0:1", "1:0", "1:1"]
     assert sum(len(unit["holders"]) for unit in found["data"]["units"]) == 1
-    rows = command("plugin", "status", "--state-dir", f"{place}/state").stdout.splitlines()
+    rows = command("plugin", "status", "--state-dir", f"{place}/state").out.splitlines()
     numbers = [row.split()[0] for row in rows if row[:1].isdigit()]
     assert numbers == ["0", "0:0", "0:1", "1", "1:0", "1:1"]
 
@@ -219,10 +218,10 @@ def test_resource_registered_by_another_plugin_is_not_reported_as_ours(node) -> 
         assert stub.wait_allocatable(GPU, 3, 30)
         stub.admit("ml/train-0", "main", {GPU: 1})
         found = status(place)
-        table = command("plugin", "status", "--state-dir", f"{place}/state", "--no-nvml").stdout
+        table = command("plugin", "status", "--state-dir", f"{place}/state", "--no-nvml").out
     try:
         assert stub.wait_allocatable(GPU, 0, 30)
-        after = command("plugin", "status", "--state-dir", f"{place}/state", "--no-nvml").stdout
+        after = command("plugin", "status", "--state-dir", f"{place}/state", "--no-nvml").out
     finally:
         serving.process.send_signal(signal.SIGCONT)
     assert found["status"] == "warn"
@@ -264,7 +263,7 @@ def test_dead_plugin_is_detected(node) -> None:
     assert {unit["health"] for unit in found["data"]["units"]} <= {"not-allocatable"}
     [dead] = found["data"]["sockets"]
     assert dead["state"] == "refused"
-    table = command("plugin", "status", "--kubelet-socket", f"{place}/dp/kubelet.sock", "--no-nvml").stdout
+    table = command("plugin", "status", "--kubelet-socket", f"{place}/dp/kubelet.sock", "--no-nvml").out
     assert f"{place}/dp/nvidia-gpu.sock: no process listens on it" in table
 
 
@@ -330,12 +329,12 @@ def test_recorded_machine_is_read_from_its_files(tmp_path: Path) -> None:
     (directory / "kubelet_internal_checkpoint").write_text(json.dumps(checkpoint))
     (root / "var/log/pods/ml_train-0_9a1c").mkdir(parents=True)
     done = command("--root", str(root), "plugin", "status", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    found = units(checked(done.stdout))
+    assert done.code == 0, done.err
+    found = units(done.document)
     assert [unit["health"] for unit in found.values()] == ["healthy", "not-allocatable", "not-advertised"]
     assert holders(found["0"]) == ["ml/train-0/main"]
     assert found["1"]["holders"][0]["podUid"] == "77"
-    table = command("--root", str(root), "plugin", "status").stdout
+    table = command("--root", str(root), "plugin", "status").out
     assert "pod 77/main" in table
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.cli import Ran, gpunode
 from tests.plugin.nodes import eventually
 from tests.plugin.serving import Serving, Start, kubelet
 
@@ -27,15 +28,13 @@ def node(short: Path) -> Iterator[tuple[KubeletStub, Start]]:
 
 
 def status(serving: Serving) -> str:
-    command = [sys.executable, "-m", "gpunode", "plugin", "status", "--state-dir", serving.state, "--no-nvml"]
-    command += ["--kubelet-socket", str(serving.directory / "kubelet.sock")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    own = ("--state-dir", serving.state, "--kubelet-socket", str(serving.directory / "kubelet.sock"))
+    return gpunode("plugin", "status", "--no-nvml", *own).out
 
 
-def inject(serving: Serving, *words: str) -> subprocess.CompletedProcess[str]:
+def inject(serving: Serving, *words: str) -> Ran:
     assert serving.says("faults can be injected"), serving.log()  # it may advertise its GPUs before that
-    command = [sys.executable, "-m", "gpunode", "plugin", "inject", *words, "--state-dir", serving.state]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return gpunode("plugin", "inject", *words, "--state-dir", serving.state)
 
 
 def test_node_without_gpus_has_eight_simulated_ones(node) -> None:
@@ -82,13 +81,13 @@ def test_fault_is_detected_and_cleared(node) -> None:
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
     done = inject(serving, "lost", "--gpu", "2")
-    assert (done.returncode, done.stdout.strip()) == (0, "injected lost, GPU 2"), done.stderr
+    assert (done.code, done.out.strip()) == (0, "injected lost, GPU 2"), done.err
     assert stub.wait_allocatable(GPU, 3, 30), serving.log()
-    assert inject(serving, "return", "--gpu", "2").returncode == 0
+    assert inject(serving, "return", "--gpu", "2").code == 0
     assert stub.wait_allocatable(GPU, 4, 30), serving.log()
-    assert inject(serving, "unplug", "--gpu", "all").returncode == 0
+    assert inject(serving, "unplug", "--gpu", "all").code == 0
     assert stub.wait_allocatable(GPU, 0, 30), serving.log()
-    assert inject(serving, "plug", "--gpu", "all").returncode == 0
+    assert inject(serving, "plug", "--gpu", "all").code == 0
     assert stub.wait_allocatable(GPU, 4, 30), serving.log()
 
 
@@ -96,9 +95,9 @@ def test_xid_makes_its_gpu_unhealthy_until_a_reset(node) -> None:
     stub, start = node
     serving = start("--simulate", "h100:4", *QUICK)
     assert stub.wait_allocatable(GPU, 4, 60), serving.log()
-    assert inject(serving, "xid", "95", "--gpu", "3").returncode == 0
+    assert inject(serving, "xid", "95", "--gpu", "3").code == 0
     assert stub.wait_allocatable(GPU, 3, 30), serving.log()
-    assert inject(serving, "reset", "--gpu", "3").returncode == 0
+    assert inject(serving, "reset", "--gpu", "3").code == 0
     assert stub.wait_allocatable(GPU, 4, 30), serving.log()
 
 
@@ -107,9 +106,9 @@ def test_unloaded_driver_affects_all_gpus_until_it_returns(node) -> None:
     stub, start = node
     serving = start("--simulate", "t4:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
-    assert inject(serving, "driver", "gone").returncode == 0
+    assert inject(serving, "driver", "gone").code == 0
     assert stub.wait_allocatable(GPU, 0, 30), serving.log()
-    assert inject(serving, "driver", "back").returncode == 0
+    assert inject(serving, "driver", "back").code == 0
     assert stub.wait_allocatable(GPU, 2, 30), serving.log()
 
 
@@ -117,7 +116,7 @@ def test_repartition_changes_the_advertised_resources(node) -> None:
     stub, start = node
     serving = start("--simulate", "a100:2", "--mig-strategy", "mixed", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
-    assert inject(serving, "mig", "3g.20gb/1g.5gb*3", "--gpu", "1").returncode == 0
+    assert inject(serving, "mig", "3g.20gb/1g.5gb*3", "--gpu", "1").code == 0
     assert stub.wait_allocatable("nvidia.com/mig-1g.5gb", 3, 30), serving.log()
     assert stub.wait_allocatable(GPU, 1, 30), serving.log()
 
@@ -129,8 +128,8 @@ def test_script_runs_once(node, tmp_path: Path) -> None:
     script = tmp_path / "night.jsonl"
     script.write_text('{"at": 0.2, "gpu": 0, "unplug": true}\n{"gpu": 1, "unplug": true}\n')
     done = inject(serving, "--script", str(script), "-o", "json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
     assert (document["kind"], [fault["gpu"] for fault in document["data"]["faults"]]) == (
         "InjectedFault",
         ["1", "0"],
@@ -143,26 +142,24 @@ def test_invalid_fault_is_refused_with_a_hint(node) -> None:
     serving = start("--simulate", "h100:2", *QUICK)
     assert stub.wait_allocatable(GPU, 2, 60), serving.log()
     done = inject(serving, "lost", "--gpu", "7")
-    assert (done.returncode, "no simulated GPU '7'" in done.stderr) == (1, True), done.stderr
-    assert inject(serving, "xid", "79").returncode == 2
-    assert inject(serving).returncode == 2
-    assert inject(serving, "--script", "/does/not/exist").returncode == 1
+    assert (done.code, "no simulated GPU '7'" in done.err) == (1, True), done.err
+    assert inject(serving, "xid", "79").code == 2
+    assert inject(serving).code == 2
+    assert inject(serving, "--script", "/does/not/exist").code == 1
     assert stub.allocatable(GPU) == 2
 
 
 def test_faults_are_sent_only_to_a_simulated_plugin(short: Path) -> None:
-    command = [sys.executable, "-m", "gpunode", "plugin", "inject", "xid", "79", "--gpu", "0"]
-    done = subprocess.run([*command, "--state-dir", str(short)], capture_output=True, text=True)
-    assert done.returncode == 3
-    assert "no simulated plugin accepts faults" in done.stderr
-    assert "plugin serve --simulate" in done.stderr
+    done = gpunode("plugin", "inject", "xid", "79", "--gpu", "0", "--state-dir", str(short))
+    assert done.code == 3
+    assert "no simulated plugin accepts faults" in done.err
+    assert "plugin serve --simulate" in done.err
 
 
 def test_invalid_specification_is_refused_at_the_start(short: Path) -> None:
-    command = [sys.executable, "-m", "gpunode", "plugin", "serve", "--simulate", "h10:8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 2, done.stderr
-    assert "did you mean h100?" in done.stderr
+    done = gpunode("plugin", "serve", "--simulate", "h10:8")
+    assert done.code == 2, done.err
+    assert "did you mean h100?" in done.err
 
 
 NONSENSE = (b"\xff\xfe\n", b"[]\n", b"{}\n", b'{"gpu": {}, "lost": []}\n', b"[" * 9000 + b"\n", b"{")
@@ -180,7 +177,7 @@ def test_invalid_control_message_is_answered_and_the_plugin_keeps_running(node) 
             client.shutdown(socket.SHUT_WR)
             with client.makefile("rb") as lines:
                 assert b'{"error": ' in lines.readline(), line
-    assert inject(serving, "unplug", "--gpu", "0").returncode == 0
+    assert inject(serving, "unplug", "--gpu", "0").code == 0
     assert stub.wait_allocatable(GPU, 0, 30), serving.log()
     assert "Traceback" not in serving.log()
 
@@ -192,7 +189,7 @@ def test_silent_client_delays_others_only_briefly(node) -> None:
     assert serving.says("faults can be injected"), serving.log()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(Path(serving.state) / "simulated.sock"))
-        assert inject(serving, "unplug", "--gpu", "0").returncode == 0
+        assert inject(serving, "unplug", "--gpu", "0").code == 0
         assert serving.end() == 0
 
 

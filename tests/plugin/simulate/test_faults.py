@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError, GpunodeError, UsageError
+from gpunode.gpu.model import GPU_IS_LOST
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.gpu.nvml_health import FABRIC_STATES, RECOVERY_ACTIONS
 from gpunode.plugin.simulate.faults import FAULTS, Fault, make_fault, parse_fault, parse_script
@@ -70,6 +71,7 @@ def test_lost_gpu_is_listed_and_unplugged_is_not() -> None:
     happen(node, "unplug", "", "1")
     assert [(gpu.index, gpu.error) for gpu in node.inventory.gpus] == [(0, LOST), (2, "")]
     assert [reading.error for reading in node.readings] == [LOST, ""]
+    assert [gpu.error_code for gpu in (*node.inventory.gpus, *node.readings)] == [GPU_IS_LOST, None] * 2
     happen(node, "return", "", "0")
     happen(node, "plug", "", "1")
     assert [gpu.error for gpu in node.inventory.gpus] == ["", "", ""]
