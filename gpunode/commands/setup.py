@@ -182,8 +182,6 @@ def setup(
         return set_up_containers(
             session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
         )
-    if image and plugin is not PluginWay.DAEMONSET:
-        raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
     goal = KubernetesGoal(
         request,
         Access(kubeconfig, kube_context, server),
@@ -447,6 +445,10 @@ class KubernetesGoal:
     test_image: str = ""
     node: str = ""
     wait: float = WAIT_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.image and self.plugin is not PluginWay.DAEMONSET:
+            raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
 
     @property
     def command_line(self) -> str:
