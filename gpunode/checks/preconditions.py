@@ -132,7 +132,7 @@ def _driver_refusals(node: Node) -> tuple[str, ...]:
     situation, wish = read_situation(node), Wish()
     choice = choose(situation, wish)
     route = choose_route(situation, wish, choice)
-    return tuple(one.code for one in (*against_system(situation), *choice.refusals, *route.refusals))
+    return tuple(refusal.code for refusal in (*against_system(situation), *choice.refusals, *route.refusals))
 
 
 def _installs_driver(node: Node, command: str) -> bool:

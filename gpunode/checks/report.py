@@ -39,7 +39,9 @@ class TableAge:
 
 def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
     """``place: what was seen`` for each; similar ones merged into one line with shell braces."""
-    for (value, _, _), group in groupby(evidence, lambda one: (one.value, one.line, one.source.count("/"))):
+    for (value, _, _), group in groupby(
+        evidence, lambda entry: (entry.value, entry.line, entry.source.count("/"))
+    ):
         alike = list(group)
         place = _braced([item.source for item in alike]) if len(alike) >= _ALIKE else ""
         for item in alike[:1] if place else alike:
@@ -75,12 +77,12 @@ def behind(findings: tuple[Finding, ...]) -> dict[str, dict[str, str]]:
     result: dict[str, dict[str, str]] = {}
     for cause in dict.fromkeys(waiting.values()):
         here = [identifier for identifier, of in waiting.items() if of == cause]
-        result[cause] = {one: _nearest(one, here, cause) for one in here}
+        result[cause] = {blocked: _nearest(blocked, here, cause) for blocked in here}
     return result
 
 
-def _nearest(identifier: str, behind: list[str], cause: str) -> str:
-    here = [blocker for blocker in BY_ID[identifier].blocked_by if blocker in behind or blocker == cause]
+def _nearest(identifier: str, waiting_ids: list[str], cause: str) -> str:
+    here = [blocker for blocker in BY_ID[identifier].blocked_by if blocker in waiting_ids or blocker == cause]
     return here[-1] if here else cause
 
 
@@ -145,13 +147,13 @@ def _before_reboot(
     """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. `breaks` are the
     findings that a reboot makes worse."""
     bad = {other.id for other in findings if other.status in _BAD}
-    breaks = (*(one for one in _DRAINS_BY if one in bad and one != finding.id), *breaks)
+    breaks = (*(check_id for check_id in _DRAINS_BY if check_id in bad and check_id != finding.id), *breaks)
     if _fixed_by_reboot(finding):
         return breaks
     if not _reboots_last(finding):
         return ()
-    ends = {one.id for one in findings if _reboots_last(one)}
-    return tuple(one for one in breaks if one not in ends)
+    ends = {entry.id for entry in findings if _reboots_last(entry)}
+    return tuple(check_id for check_id in breaks if check_id not in ends)
 
 
 @dataclass(frozen=True)
@@ -174,17 +176,20 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
     """Whether the node would come back from a reboot with its GPUs."""
     here = [finding for finding in findings if finding.reboot]
     bad = [finding for finding in here if finding.status in (FindingStatus.FAIL, FindingStatus.WARN)]
-    mends = tuple(finding.id for finding in findings if finding.status in _BAD and _fixed_by_reboot(finding))
-    breaks = tuple(finding.id for finding in bad if finding.id not in mends)
+    fixed_by_reboot = tuple(
+        finding.id for finding in findings if finding.status in _BAD and _fixed_by_reboot(finding)
+    )
+    breaks = tuple(finding.id for finding in bad if finding.id not in fixed_by_reboot)
     unjudged = tuple(
         finding.id for finding in here if _unread(finding) or finding.status is FindingStatus.ERROR
     )
     # a valid configuration of an engine doesn't prove that a GPU works
-    judged = any(
-        finding.id in mends or (finding.status is FindingStatus.PASS and finding.layer not in _ENGINES)
+    is_judged = any(
+        finding.id in fixed_by_reboot
+        or (finding.status is FindingStatus.PASS and finding.layer not in _ENGINES)
         for finding in here
     )
-    safe = False if breaks else (True if judged and not unjudged else None)
+    safe = False if breaks else (True if is_judged and not unjudged else None)
     before = {
         finding.id: _before_reboot(findings, finding, breaks)
         for finding in findings
@@ -192,7 +197,7 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
     }
     waiting = tuple(finding.id for finding in here if finding.blocked_by)
     return RebootVerdict(
-        safe, breaks, mends, unjudged, waiting, {name: ids for name, ids in before.items() if ids}
+        safe, breaks, fixed_by_reboot, unjudged, waiting, {name: ids for name, ids in before.items() if ids}
     )
 
 
@@ -362,7 +367,7 @@ def _word(status: FindingStatus) -> str:
 def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     before = reboot(findings).before
     at_the_end = first(findings)
-    shown: dict[str, str] = {}  # a command, and the finding that shows it
+    commands: dict[str, str] = {}  # a command, and the finding that shows it
     above: set[str] = set()  # findings that are fixed when the reader comes to this one
     for finding in in_order(findings):
         yield Text("")
@@ -375,7 +380,7 @@ def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Bloc
             yield Text(f"  {finding.why}", Style.DIM)
         if not finding.fix:
             continue
-        of = shown.setdefault(finding.fix[0].command, finding.id)
+        of = commands.setdefault(finding.fix[0].command, finding.id)
         if finding.id == at_the_end:
             yield Text(f"  {_label(finding.fix[0])}: see the steps at the end", Style.COMMAND)
         elif of != finding.id:
@@ -461,8 +466,8 @@ def _notes(findings: tuple[Finding, ...]) -> Iterator[Block]:
 def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """The section about the next boot."""
     verdict = reboot(findings)
-    breaks, mends, unjudged = verdict.findings, verdict.mends, verdict.unjudged
-    if verdict.safe is None and not (mends or unjudged):
+    breaks, fixed_by_reboot, unjudged = verdict.findings, verdict.mends, verdict.unjudged
+    if verdict.safe is None and not (fixed_by_reboot or unjudged):
         return
     yield Text("")
     if breaks:
@@ -477,8 +482,8 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text(
             f"Safe to reboot? Yes: no check found a problem that a reboot would cause{waiting}", Style.GOOD
         )
-    if mends:
-        yield Text(f"  A reboot fixes {', '.join(mends)}", Style.DIM)
+    if fixed_by_reboot:
+        yield Text(f"  A reboot fixes {', '.join(fixed_by_reboot)}", Style.DIM)
 
 
 @dataclass(frozen=True)
@@ -626,12 +631,12 @@ def describe(node: Node, call: Call = _at_once) -> NodeSummary:
 
     # CRI-O, podman and the toolkit only if a check read them: a report must not add queries to a hanging
     # machine
-    asked = node.__dict__
+    facts = node.__dict__
     daemons = (
         known(lambda: node.docker),
         known(lambda: node.containerd),
-        asked.get("crio"),
-        asked.get("podman"),
+        facts.get("crio"),
+        facts.get("podman"),
     )
     return NodeSummary(
         name=known(lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
@@ -639,7 +644,7 @@ def describe(node: Node, call: Call = _at_once) -> NodeSummary:
         distro=known(lambda: node.distribution),
         kernel=known(lambda: _line(node.kernel), ""),
         driver=known(lambda: _driver(node)),
-        toolkit=known(lambda: ".".join(map(str, asked["toolkit"].version))),
+        toolkit=known(lambda: ".".join(map(str, facts["toolkit"].version))),
         engines=tuple(_engine(daemon) for daemon in daemons if daemon is not None),
         gpus=known(lambda: _gpus_of(node), ()),
         kubernetes=known(lambda: node.kubelet is not None, False),

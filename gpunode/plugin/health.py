@@ -308,7 +308,7 @@ class HealthJudge:
             self._marks[gpu] = tuple(marks)
         else:
             self._marks.pop(gpu, None)
-        self.kept = tuple(mark for found in self._marks.values() for mark in found)
+        self.kept = tuple(mark for unit_marks in self._marks.values() for mark in unit_marks)
 
     def _lift(self) -> None:
         """End marks that don't count under the present settings, including those from before a restart."""

@@ -118,14 +118,14 @@ class MissedXids:
 
 
 def _event(line: str, gpus: dict[tuple[int, str], str]) -> GpuEvent | None:
-    found = _XID.match(line)
-    if found is None or int(found["level"]) >> 3:  # a facility other than the kernel
+    match = _XID.match(line)
+    if match is None or int(match["level"]) >> 3:  # a facility other than the kernel
         return None
-    uuid = gpus.get((int(found["domain"], 16), found["slot"].lower()))
+    uuid = gpus.get((int(match["domain"], 16), match["slot"].lower()))
     if uuid is None:
         return None
-    gi, ci = (int(found[name]) if found[name] else None for name in ("gi", "ci"))
-    return GpuEvent("xid", uuid, int(found["xid"]), gi, ci)
+    gi, ci = (int(match[name]) if match[name] else None for name in ("gi", "ci"))
+    return GpuEvent("xid", uuid, int(match["xid"]), gi, ci)
 
 
 def _place(pci: str) -> tuple[int, str]:
@@ -160,8 +160,8 @@ class Outcome:
         if self.kind != "crashed":
             return self
         if code is not None and -code in _FATAL:
-            named = replace(self, question=self.question or self.waiting)
-            return named.because(f"NVML crashed the process that queried it ({signal_name(code)})")
+            outcome = replace(self, question=self.question or self.waiting)
+            return outcome.because(f"NVML crashed the process that queried it ({signal_name(code)})")
         ended = f"was ended by {signal_name(code)}" if code and code < 0 else f"ended with status {code}"
         return replace(self, question=None, reason=self.reason or f"the NVML process {ended}")
 
@@ -179,7 +179,7 @@ class Hearing:
         sink: Sink,
         log: Log,
         seconds: float,
-        found: Callable[[str], None],
+        on_inventory: Callable[[str], None],
         clock: Callable[[], float],
         rarely: Rarely,
         missed: MissedXids,
@@ -188,7 +188,7 @@ class Hearing:
         self._sink = sink
         self._log = log
         self._seconds = seconds
-        self._inventory_seen = found
+        self._inventory_seen = on_inventory
         self._clock = clock
         self._rarely = rarely
         self._count = -1
@@ -260,8 +260,8 @@ class Hearing:
             return Outcome("again", str(document["again"]))
         elif "stuck" in document:
             stuck = self._end("hung", "")
-            named = replace(stuck, question=stuck.question or stuck.waiting)
-            return named.because(str(document["stuck"]))
+            outcome = replace(stuck, question=stuck.question or stuck.waiting)
+            return outcome.because(str(document["stuck"]))
         return None
 
     @property
@@ -493,8 +493,8 @@ class Watch:
             return 0.0
         self._failures += 1
         self._timeouts = self._timeouts + 1 if outcome.kind == "hung" else 0
-        named = question is not None and (question.gpus or question.part == EVENTS)
-        if question is not None and named and self._failures > 1:
+        is_named = question is not None and (question.gpus or question.part == EVENTS)
+        if question is not None and is_named and self._failures > 1:
             self._give_up(question, outcome.reason)
             self._failures, self._timeouts = 1, 0  # a second failing GPU gets no second chance
             return 0.0
