@@ -501,7 +501,8 @@ class NextStep:
 
 
 def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextStep, ...]:
-    """All steps of the first fix in their order, from the drain to the next run of the doctor."""
+    """All steps of the first fix in their order, from the drain to the next run of the doctor and the
+    uncordon."""
     identifier = first(findings)
     finding = next((finding for finding in findings if finding.id == identifier), None)
     if finding is None or finding.fix[0].command == ON_HOST:
@@ -510,7 +511,10 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
     others = [NextStep(finding=other) for other in reboot(findings).before.get(finding.id, ())]
     drains = node.kubernetes and any(map(_needs_drain, finding.fix))
     drain = NextStep(
-        f"kubectl drain {name} --ignore-daemonsets --delete-emptydir-data", effect="where kubectl is set up"
+        f"kubectl drain {name} --ignore-daemonsets --delete-emptydir-data",
+        effect="where kubectl is set up"
+        + ("" if node.name else "; NODE: this node's name in kubectl get nodes")
+        + "; data in emptyDir volumes is deleted",
     )
     restarts = "" if node.kubernetes else "containers stop; those with a restart policy start again"
     reboots = _fixed_by_reboot(finding)
@@ -524,9 +528,10 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
         if drains and drain not in steps:
             steps.append(drain)
         steps.append(NextStep(REBOOT.other.command, effect=restarts))
+    steps.append(NextStep("gpunode doctor"))
     if drains:
-        steps.append(NextStep(f"kubectl uncordon {name}"))
-    return (*steps, NextStep("gpunode doctor"))
+        steps.append(NextStep(f"kubectl uncordon {name}", effect="once the doctor finds no error"))
+    return tuple(steps)
 
 
 def _lines(step: NextStep) -> Iterator[Text]:

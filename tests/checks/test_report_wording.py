@@ -105,8 +105,8 @@ def test_command_that_fixes_several_findings_is_printed_once(tmp_path):
     assert commands[1:] == [
         "gpunode driver install --yes",
         "reboot",
-        "kubectl uncordon NODE",
         "gpunode doctor",
+        "kubectl uncordon NODE",
     ]
     assert [line for line in lines if commands[1] in line] == steps[1:2]
 
@@ -166,12 +166,13 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
     lines = page("cuda-driver-version", tmp_path)
     assert lines[lines.index("Fix first, as root: cuda-driver-version") + 1 :] == [
         "  1. kubectl drain gpu-node-07 --ignore-daemonsets --delete-emptydir-data",
-        "     (where kubectl is set up)",
+        "     (where kubectl is set up; data in emptyDir volumes is deleted)",
         "  2. gpunode driver install --yes",
         "     (GPU programs that start before the reboot fail)",
         "  3. reboot",
-        "  4. kubectl uncordon gpu-node-07",
-        "  5. gpunode doctor",
+        "  4. gpunode doctor",
+        "  5. kubectl uncordon gpu-node-07",
+        "     (once the doctor finds no error)",
         "More: gpunode explain cuda-driver-version",
     ]
     fresh = page("driver-not-installed", tmp_path / "fresh")
