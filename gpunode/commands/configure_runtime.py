@@ -260,7 +260,8 @@ def configure_runtime(
     oci_hook_path: HookFileOption = "",
     nvidia_runtime_hook_path: HookProgramOption = "",
 ) -> Result:
-    """Register the nvidia runtime with a container engine. The engine is restarted; a failure is rolled back.
+    """Register the nvidia runtime with a container engine. The engine is restarted or reloaded;
+    a failure is rolled back.
     Needs root. gpunode asks before it stops running containers.
 
     gpunode configure-runtime --runtime containerd --dry-run

@@ -44,7 +44,7 @@ BranchOption = Annotated[
         min=0,
         max=9999,
         help="Driver branch, such as 580.",
-        show_default="the newest that fits the GPUs",
+        show_default="the installed one, else the one maintained longest",
     ),
 ]
 VersionOption = Annotated[
@@ -113,7 +113,7 @@ def driver_install(
 ) -> Result:
     """Install the driver as planned. GPU work is never interrupted, and the node isn't rebooted.
 
-    Needs root and --yes.
+    Needs root, and --yes unless --dry-run is given.
 
     gpunode driver install --dry-run
 

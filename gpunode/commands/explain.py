@@ -153,8 +153,8 @@ def explain(
         ),
     ] = "",
 ) -> Result:
-    """Explain one check, or list all checks. The page says what it examines, why,
-    and how to fix it on each distribution.
+    """Explain one check, or list all checks. An explanation says what it examines, why,
+    and how to fix a finding on each distribution.
 
     gpunode explain driver-lib-mismatch
     """

@@ -64,7 +64,7 @@ def journal_show(
         ),
     ] = "",
 ) -> Result:
-    """Show one change. The page has its time, its command, and the diff of every file. Needs root.
+    """Show one change: its time, its command, and the diff of every file. Needs root.
 
     gpunode journal show
     """

@@ -460,7 +460,7 @@ def manifests_all(
     ] = "",
     resource: ResourceOption = "",
 ) -> Result:
-    """Print all objects: RuntimeClass, account, plugin, pod.
+    """Print RuntimeClass, ServiceAccount, DaemonSet and test pod.
 
     The plugin runs on nodes that Node Feature Discovery or nvidia.com/gpu.present=true marks as GPU nodes.
     Run gpunode configure-runtime on each of them first.

@@ -121,7 +121,7 @@ def mig_plan(
     selected_config: LabelOption = "",
     mode_only: ModeOnlyOption = False,
 ) -> Result:
-    """Show what apply would do. The page has both layouts, and the processes that block the change.
+    """Show what apply would do: both layouts, and the processes that block the change.
 
     gpunode mig plan -f mig.yaml -c all-balanced
     """

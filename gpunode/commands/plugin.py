@@ -77,7 +77,7 @@ def plugin_check_config(
     ] = None,
     **given: Any,
 ) -> Result:
-    """Check a config file. The page has each value, its origin, and the devices that would be served.
+    """Check a config file. Print each value, its origin, and the devices that would be served.
 
     The options of plugin serve are accepted, too: see gpunode plugin serve --help.
 

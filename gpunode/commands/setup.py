@@ -156,7 +156,7 @@ def setup(
 ) -> Result:
     """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do.
 
-    Needs root, the driver and the toolkit, which --kubernetes installs. Asks before it stops containers.
+    Needs root (not with --dry-run), the driver, and the toolkit unless --cdi or --kubernetes is given.
 
     gpunode setup --runtime containerd
 

@@ -467,7 +467,7 @@ def status_runtime(
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
 ) -> Result:
-    """Show the container engines. The page has their files, runtimes, and changes that need a restart.
+    """Show the container engines. Their files, runtimes and changes that need a restart are listed.
 
     gpunode status runtime
     """
