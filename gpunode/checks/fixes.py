@@ -318,15 +318,19 @@ RESTART_PLUGIN_POD = Fix(
 )
 
 
+EVERY_NODE = "This changes the device plugin on every node of the cluster"
+
+
 def set_plugin_variable(setting: str) -> Fix:
     """Set a variable of NVIDIA's device plugin (``MIG_STRATEGY=mixed``), wherever it runs: kubectl sets a
     variable in one namespace at a time, and each installation method uses other labels."""
     command = (
         "kubectl get daemonsets --all-namespaces --no-headers | "
-        "awk '/nvidia-device-plugin/ && !/mps-control/ {print $1, $2}' | while read -r namespace name; do "
+        "awk '$2 ~ /nvidia-device-plugin/ && $2 !~ /mps-control/ {print $1, $2}' | "
+        "while read -r namespace name; do "
         f'kubectl set env --namespace "$namespace" "daemonset/$name" {setting}; done'
     )
-    return Fix(command, disruptive="restart", disturbs=effects.RESTARTS_PLUGINS)
+    return Fix(command, disruptive="restart", disturbs=effects.RESTARTS_PLUGINS, before=EVERY_NODE)
 
 
 # The plan of fixes for findings, which can be shown or carried out in part.

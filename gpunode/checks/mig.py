@@ -267,10 +267,11 @@ _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS support
 
 
 _NEW_NAMES = (
-    "First decide: with mixed, the node no longer offers MIG devices as nvidia.com/gpu, and pods that "
+    "First decide: with mixed, a node no longer offers MIG devices as nvidia.com/gpu, and pods that "
     "request it stay pending until they request a profile. To keep the name, partition all GPUs alike "
     "instead: gpunode mig apply"
 )
+_NEW_NAMES_EVERYWHERE = f"{fixes.EVERY_NODE}. {_NEW_NAMES}"
 
 
 @check(
@@ -281,7 +282,7 @@ _NEW_NAMES = (
         "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
         "flags, environment and file, or its log."
     ),
-    remedy=fixes.same(replace(fabric.MIXED_STRATEGY, before=_NEW_NAMES)),
+    remedy=fixes.same(replace(fabric.MIXED_STRATEGY, before=_NEW_NAMES_EVERYWHERE)),
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
     classes=HOST,
     refs=(_README,),
@@ -320,7 +321,7 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
             *layout,
             fix=_own_strategy(node),
         )
-    fix = replace(fabric.OPERATORS_STRATEGY, before=_NEW_NAMES) if node.operator.pods else None
+    fix = replace(fabric.OPERATORS_STRATEGY, before=_NEW_NAMES_EVERYWHERE) if node.operator.pods else None
     return fail(summary, *single, *layout, fix=fix)
 
 
@@ -342,7 +343,13 @@ def _own_strategy(node: Node) -> Fix:
         return restart.after(f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env")
     if not flag and any(process.container for process in node.plugin_processes):
         command = f"kubectl set env --namespace kube-system daemonset/{_OWN_PLUGIN} {setting}"
-        return replace(restart, command=command, needs_root=False, disturbs=RESTARTS_PLUGINS)
+        return replace(
+            restart,
+            command=command,
+            needs_root=False,
+            disturbs=RESTARTS_PLUGINS,
+            before=_NEW_NAMES_EVERYWHERE,
+        )
     return fixes.look("gpunode plugin status", f"Where this plugin is started, {by_flag}, then restart it")
 
 

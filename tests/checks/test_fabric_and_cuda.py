@@ -317,7 +317,8 @@ def test_operator_plugin_is_configured_by_its_cluster_policy(tmp_path):
 
 def test_plugin_is_configured_in_its_own_namespace(tmp_path):
     lines = "kube-system nvidia-device-plugin-daemonset 1\nx nvdp-nvidia-device-plugin 1\n"
-    lines += "x nvdp-nvidia-device-plugin-mps-control-daemon 1\nx other 1"
+    lines += "x nvdp-nvidia-device-plugin-mps-control-daemon 1\nx other 1\n"
+    lines += "nvidia-device-plugin node-feature-discovery-worker 1"
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\nif [ "$1" = get ]; then echo "{lines}"; else echo "$*"; fi\n')
     kubectl.chmod(0o755)
