@@ -24,7 +24,7 @@ from gpunode.facts.device_plugins import (
 )
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.gpu_use import dra_directory
-from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off, last_load
+from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off, last_load, xid
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import runtime_mode
@@ -288,9 +288,17 @@ def allocatable_zero(node: Node) -> Verdict:
     return warn(summary, answer, here, *lines, *_last_words(node), fix=fix)
 
 
+_ONLY_IF_HEALTHY = (
+    "A restart marks the GPU healthy again, whatever its state. Restart the plugin only if nvidia-smi -L "
+    "lists every GPU and dmesg shows no new XID; otherwise drain the node and reboot"
+)
+
+
 def _restart(node: Node, usual: int) -> Fix:
     """Restart the plugin, with what to do if that isn't enough."""
     fix, inventory = restart_plugin(node), node.nvml.inventory
+    if any("unhealthy" in line.value for line in _last_words(node)):
+        return replace(fix, before=_ONLY_IF_HEALTHY)
     if inventory is None or sum(not gpu.error for gpu in inventory.gpus) < usual:
         return fix
     more = "If the kubelet still counts too few GPUs after this fix, drain the node and reboot"
@@ -353,12 +361,17 @@ def _selects_gpus(node: Node) -> bool:
     return any(value not in ("all", "void", "") for value in selections)
 
 
+_XID = re.compile(r"\bXid=(\d{1,4})\b")
+
+
 def _last_words(node: Node) -> tuple[Evidence, ...]:
     marks = ("unhealthy", "error", "Error", *_BLIND)
     for log in node.plugin_logs:
         lines = [line for line in log.lines if any(mark in line for mark in marks)]
         if lines:
-            return (seen(log.path, shown(lines[-1])),)
+            code = _XID.search(lines[-1])
+            meaning = (seen(f"Xid={code[1]}", xid(int(code[1])).text),) if code else ()
+            return (seen(log.path, shown(lines[-1])), *meaning)
     return ()
 
 

@@ -77,12 +77,14 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 def pass_devices(paths: Sequence[str]) -> Fix:
     """Pass the devices on the LXC container's host. The container can't see its own number, and an invented
     one would be another container's."""
-    options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
+    options = " ".join(f"-devN {path}" for path in paths)
     return Fix(
-        f"follow {_LXC_GUIDE} to pass {', '.join(paths)} to this container",
+        f"pass {', '.join(paths)} to this container on its host",
         needs_root=False,
-        note="On a host with Proxmox VE, with this container's number for VMID, and a free device number for "
-        f"each:\npct set VMID {options} && pct reboot VMID",
+        note="On a host with Proxmox VE, VMID is this container's number, and each N another number that "
+        "pct config VMID doesn't list as dev: pct set replaces a device with the same number. pct reboot "
+        "ends everything that runs in this container. Leave out the GPUs that it must not use:\n"
+        f"pct set VMID {options} && pct reboot VMID",
     )
 
 
@@ -192,10 +194,13 @@ def wsl2(node: Node) -> Verdict:
     if library is not None and not library.real.startswith(_WSL_LIBRARIES):
         where = seen(library.path, f"{library.real}, not {_WSL_LIBRARIES}lib")
         packages += [package.name for package in node.packages.starting(_LINUX_LIBRARIES)]
+        owner = {"debian": "dpkg -S", "rhel": "rpm -qf", "suse": "rpm -qf"}.get(family)
         command = (
             "nvidia-uninstall" if node.host.executable(_UNINSTALL) else f"rm {library.path} {library.real}"
         )
-        purge = remove_packages(family, packages) if packages else Fix(f"{command} && ldconfig")
+        first = f"First run {owner} {library.real}: if it names a package, remove that package instead"
+        by_hand = Fix(f"{command} && ldconfig", before=first if owner and command.startswith("rm ") else "")
+        purge = remove_packages(family, packages) if packages else by_hand
         return fail("a Linux driver hides the driver that Windows provides", where, fix=purge)
     if packages:
         evidence = seen("package database", ", ".join(packages[:5]))
@@ -271,7 +276,7 @@ def lxc_nested(node: Node) -> Verdict:
     there = {device.path for device in node.device_nodes}
     missing = [path for path in ("/dev/nvidiactl", "/dev/nvidia-uvm") if path not in there]
     if not any(path.removeprefix("/dev/nvidia").isdigit() for path in there):
-        missing.append("/dev/nvidia0")
+        missing += [f"/dev/nvidia{number}" for number in range(max(1, len(node.gpus)))]
     if missing:
         evidence = [seen(path, "absent") for path in missing]
         passing = pass_devices(missing)
