@@ -201,17 +201,15 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
     number = version_in_force(config)
     versioned = [path for path, tree in config.trees.items() if tree.get("version") == number][-1:]
     evidence += [seen(path, f"version = {number}") for path in versioned if path != table.path]
-    goes_by = f"uses version {number}" if versioned else f"uses version {number} because no file sets one"
+    summary = f'containerd uses version {number}, so it ignores "{table.plugin}"'
     # without registry settings, images come from their public registry, which may be good enough
     judge = warn if table.what == ("registry",) else fail
     change = f"rename this table to the plugin name of version {number}"
     if not versioned:
-        line, change = 1, f"add version = {2 if 'grpc' in table.plugin else 3} above all other settings"
-    ignored = judge(
-        f'containerd {goes_by}, so it ignores "{table.plugin}"',
-        *evidence,
-        fix=edit(node, table.path, line, change),
-    )
+        missing = f"version = {2 if 'grpc' in table.plugin else 3}"
+        line, change = 1, f"add {missing} above all other settings"
+        summary = f'containerd ignores "{table.plugin}" in {table.path}: the line {missing} is missing'
+    ignored = judge(summary, *evidence, fix=edit(node, table.path, line, change))
     return replace(ignored, reboot=False)  # containerd starts with such a file as before
 
 

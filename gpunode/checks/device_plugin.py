@@ -370,7 +370,7 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
         lines = [line for line in log.lines if any(mark in line for mark in marks)]
         if lines:
             code = _XID.search(lines[-1])
-            meaning = (seen(f"Xid={code[1]}", xid(int(code[1])).text),) if code else ()
+            meaning = (seen(f"Xid={code[1]}", xid(int(code[1])).meaning or "unknown"),) if code else ()
             return (seen(log.path, shown(lines[-1])), *meaning)
     return ()
 

@@ -407,7 +407,7 @@ def _clustered(cluster: str | None) -> bool:
 _SLACK_SECONDS = 5.0  # a container's start and a reload are measured with different clocks
 _SHOWN = 8
 # the engine, by the prefix of its containers' control groups
-_STOP = "crictl stop"
+_STOP = "crictl stop --timeout 60"  # the default, 0, ends them at once
 _STOPS = (
     "stops these containers and ends their work: the kubelet starts them again unless restartPolicy is Never"
 )

@@ -324,6 +324,8 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     first, *others = sorted(places.items(), key=lambda place: -(place[1] or 0))
     parts = (f'delete "{first[0]}"', *(f'line {line or "?"}: delete "{key}"' for key, line in others))
     change = f"{'; '.join(parts)}. {_NO_COMMA}. Keep the flags"
+    if "hosts" in keys and "tcp://" in str(config["hosts"]):
+        change += ". If the tcp:// addresses are needed, first add them to the unit as -H flags"
     # a running dockerd started with the flag alone, so nothing changes for it
     fix = edit(node, node.docker, first[1], change, reload=True)
     summary = f"Docker's flags and {path} both set {', '.join(keys)}"

@@ -441,8 +441,8 @@ def driver_too_old(node: Node) -> Verdict:
     refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
 )
 def gpu_arch_dropped(node: Node) -> Verdict:
-    """Branch 580 is the last one that supports Maxwell, Pascal and Volta. A newer driver loads but ignores
-    these GPUs: No devices were found.
+    """Branch 580 is the last one that supports Maxwell, Pascal and Volta. A newer driver ignores these GPUs:
+    nvidia-smi finds no devices.
     """
     if not node.driver_version:
         return skip("the module's version is unknown")
@@ -536,7 +536,7 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
         )
     fix = driver_packages.install_driver(node)
     if fix.disturbs == REPLACES_DRIVER:
-        fix = replace(fix, note="gpunode driver plan shows the branch and the packages that this installs")
+        fix = replace(fix, before="To see the branch and packages that this installs: gpunode driver plan")
     installed = "" if reason == driver.FLAVOUR else f"; {node.driver_version} is installed"
     return (warn if driven else fail)(f"{summary}{installed}", *evidence, fix=fix)
 

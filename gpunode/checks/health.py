@@ -678,6 +678,12 @@ def _owned(gpu: Condition) -> int | None:
     return 0 if gpu.processes else gpu.memory_used - gpu.memory_reserved
 
 
+_KEPT = (
+    "Programs that already run keep the variable: log in again, and for services run systemctl "
+    "daemon-reexec and restart the container engine"
+)
+
+
 @check(
     "bad-cuda-env",
     "health",
@@ -715,7 +721,8 @@ def bad_cuda_env(node: Node) -> Verdict:
         line = here[0].line if len(here) == 1 else None
         fix = edit_file(places[0], line, f"delete {', '.join(variable.name for variable in here)}")
         others = [f"{variable.name} in {variable.source}" for variable in variables if variable not in here]
-        fix = replace(fix, note=f"Delete {' and '.join(others)} too" if others else "")
+        other = f"Delete {' and '.join(others)} too. " if others else ""
+        fix = replace(fix, note=f"{other}{_KEPT}")
     if fix is None:
         fix = (
             Fix(f"systemctl edit {units[0]}")

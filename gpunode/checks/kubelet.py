@@ -201,8 +201,10 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 RESTART_POD = replace(
     fixes.RESTART_PLUGIN_POD,
-    note="If the command prints nothing, no pod of NVIDIA's device plugin runs on this node. Where kubectl "
-    "is set up, this shows whether one is installed:\nkubectl get daemonsets --all-namespaces",
+    note="If the command prints nothing, no pod of NVIDIA's device plugin is ready on this node. This also "
+    "lists containers that have exited ('logs ID' instead of 'ps ...' prints their error); if it lists none, "
+    "install the plugin:\n"
+    "crictl ps --all --name nvidia-device-plugin",
 )
 
 
@@ -213,7 +215,8 @@ def restart_plugin(node: Node) -> Fix:
     pods = {(log.namespace, log.pod) for log in node.plugin_logs}
     if len(pods) != 1:
         command = RESTART_POD.command.replace("crictl ", f"{_crictl(node)} ")
-        return replace(RESTART_POD, command=command)
+        note = RESTART_POD.note.replace("crictl ", f"{_crictl(node)} ")
+        return replace(RESTART_POD, command=command, note=note)
     ((namespace, pod),) = pods
     note = "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster"
     command = f"kubectl delete pod --namespace {namespace} {pod}"

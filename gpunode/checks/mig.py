@@ -92,8 +92,9 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     if unit is not None and unit.installed:
         evidence.append(seen(mig.UNIT, unit))
     fix = _instances(node, empty)
-    what = f"no program can use {many(len(empty), 'GPU')}: MIG is enabled, but no MIG device exists"
     every = node.nvml.inventory.gpus if node.nvml.inventory else ()
+    count = f"{len(empty)} of {many(len(every), 'GPU')} {'is' if len(empty) == 1 else 'are'} unusable"
+    what = f"{count}: MIG is enabled, but no MIG device exists"
     # NVIDIA's device plugin exits because of a single such GPU
     if len(empty) == len(every) or any(process.name != "gpunode" for process in node.plugin_processes):
         return fail(what, *evidence, fix=fix)

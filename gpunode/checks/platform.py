@@ -484,8 +484,8 @@ def reboot_required(node: Node) -> Verdict:
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
 )
 def kernel_unsupported(node: Node) -> Verdict:
-    """A driver supports only the kernels of its time. A newer kernel has changed functions that the module
-    calls, and the build refuses a realtime kernel. Install a newer driver or an older kernel.
+    """Each driver release supports kernels up to a certain version. A newer kernel has changed functions that
+    the module calls. Install a newer driver or an older kernel.
     """
     if node.module is not None or node.module_built:
         return ok("the running kernel has its module")

@@ -127,6 +127,11 @@ def _of_image(node: Node, command: str) -> Fix:
     return Fix(command, before=f"{how[:1].upper()}{how[1:]}")
 
 
+def _packages(command: str) -> Fix:
+    everything = command.startswith("pacman -Syu")
+    return Fix(command, before="pacman -Syu upgrades every package of this system" if everything else "")
+
+
 def _driver_refusals(node: Node) -> tuple[str, ...]:
     """Codes of the refusals of `gpunode driver install` on this node, whatever runs on the GPUs."""
     situation, wish = read_situation(node), Wish()
@@ -148,7 +153,7 @@ def _other_driver(node: Node, command: str) -> Fix:
     situation = read_situation(node)
     command = _DRIVERS.get(system) or install_by_tdnf(situation, choose(situation, Wish()))
     if code == "no-repository" and command:
-        return Fix(command).then_reboot()
+        return _packages(command).then_reboot()
     return Fix(f"follow {fixes.DRIVER_GUIDE}")
 
 
@@ -179,7 +184,7 @@ def _has_manager(node: Node, command: str) -> bool:
 
 def _other_toolkit(node: Node, command: str) -> Fix:
     instead = _TOOLKITS.get(node.distribution.id, f"follow {fixes.TOOLKIT_GUIDE}")
-    return Fix(instead, note="" if "--upgrade" in command else REGISTER)
+    return replace(_packages(instead), note="" if "--upgrade" in command else REGISTER)
 
 
 def _has_dkms(node: Node, command: str) -> bool:
@@ -199,7 +204,7 @@ def _module_package(node: Node, release: str = "") -> Fix:
     system = node.distribution.id
     command = _MODULES[system].format(release=release, suse=driver_packages.suse_modules(node))
     if system not in _LOADABLE:
-        return Fix(command).then_reboot()
+        return _packages(command).then_reboot()
     return Fix(f"{command} && modprobe nvidia" if release == node.kernel else command)
 
 

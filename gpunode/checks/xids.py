@@ -85,9 +85,8 @@ def xid_recent(node: Node) -> Verdict:
 def _watch(address: str) -> Fix:
     return fixes.look(
         f"nvidia-smi -q -i {address} | grep -i recovery",
-        "While this prints None, nothing has to be done but to restart the job that used the GPU. If the XID "
-        "comes again, end all work on the node and reboot it; a GPU that reports it again after that must be "
-        "replaced",
+        "If this prints None, restart the job that used the GPU. Otherwise, or if the XID comes again, drain "
+        "the node and reboot; a GPU that reports the XID again after that must be replaced",
         needs_root=False,
     )
 

@@ -253,8 +253,11 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         (
             "allocatable-fewer-suse",
             (
-                "     If the kubelet still counts too few GPUs after this fix, drain the node and reboot. "
-                "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
+                "  A restart marks the GPU healthy again, whatever its state. Restart the plugin only if nvidia-smi "
+                "-L lists every GPU and dmesg shows no new XID; otherwise drain the node and reboot",
+                "  1. kubectl delete pod --namespace kube-system nvidia-device-plugin-daemonset-7x2lq",
+                "     (restarts the device plugin: running pods continue)",
+                "     The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
             ),
         ),
         (
