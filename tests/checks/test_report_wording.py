@@ -253,8 +253,9 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         (
             "allocatable-fewer-suse",
             (
-                "  A restart marks the GPU healthy again, whatever its state. Restart the plugin only if nvidia-smi "
-                "-L lists every GPU and dmesg shows no new XID; otherwise drain the node and reboot",
+                "  A restart marks the GPU healthy again, whatever its state. Restart the plugin only if "
+                "nvidia-smi -L lists every GPU and dmesg shows no new XID; otherwise drain the node "
+                "and reboot",
                 "  1. kubectl delete pod --namespace kube-system nvidia-device-plugin-daemonset-7x2lq",
                 "     (restarts the device plugin: running pods continue)",
                 "     The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
