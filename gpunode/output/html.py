@@ -149,7 +149,7 @@ def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
         yield "<li>"
         yield from _change(step)
         if step["command"]:
-            yield from _command(step["command"], f"step {number}", escaped(step["effect"]))
+            yield from _command(step["command"], f"step {number} of {cause['id']}", escaped(step["effect"]))
         else:
             yield f"<p>fix {_link(step['finding'])}</p>"
         yield from _note(step)

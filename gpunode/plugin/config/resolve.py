@@ -57,13 +57,10 @@ def check(
         message = "GPUs that are kept for virtual machines can't be served to containers"
         hint = "gpunode labels --device-discovery-strategy vfio labels them"
         problems.append(Problem(at("device_discovery_strategy"), "", message, hint))
-    for name, vendor in (("mig_strategy", "nvidia"), ("resource_naming_strategy", "amd")):
+    vendors = {"mig_strategy": "nvidia", "resource_naming_strategy": "amd", "firmware": "amd"}
+    for name, vendor in vendors.items():
         if name in origins and ":" not in at(name) and settings.vendor != vendor:
             warnings.append(Problem(at(name), "", f"ignored: the vendor is {settings.vendor}"))
-    if settings.labels.firmware and settings.vendor == "nvidia" and ":" not in at("firmware"):
-        # a file may serve nodes of both vendors
-        message = "only AMD's GPUs have these labels, and the vendor is nvidia"
-        problems.append(Problem(at("firmware"), "", message, "add --vendor amd, or leave it out", usage=True))
     if settings.simulate and settings.vendor != "nvidia":
         problems.append(Problem(at("simulate"), "", "simulated nodes have NVIDIA GPUs", "--vendor nvidia"))
     return problems, warnings
