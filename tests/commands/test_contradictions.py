@@ -59,7 +59,8 @@ def test_options_that_exclude_each_other_are_refused(argv: str, error: str, hint
 
 
 def test_option_for_amd_warns_that_it_is_ignored_with_nvidia() -> None:
-    ran = gpunode("labels", "--firmware")
+    ran = gpunode("labels", "--simulate", "h100:1", "--firmware")
+    assert ran.code == 0
     assert "warning: --firmware: ignored: the vendor is nvidia" in ran.err
 
 
@@ -115,7 +116,8 @@ def test_variable_that_contradicts_an_option_is_named(
 
 
 def test_variable_names_itself_where_it_contradicts_the_vendor() -> None:
-    ran = gpunode("labels", env={"GPUNODE_LABELS_FIRMWARE": "true"})
+    ran = gpunode("labels", "--simulate", "h100:1", env={"GPUNODE_LABELS_FIRMWARE": "true"})
+    assert ran.code == 0
     assert "warning: GPUNODE_LABELS_FIRMWARE: ignored: the vendor is nvidia" in ran.err
 
 
