@@ -424,8 +424,8 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
         bad = Style.BAD if health == "unhealthy" else Style.WARN
         yield Text(f"GPU {', '.join(unit.index or unit.id for unit in units)}: {problem.reason}{since}", bad)
         gpus = dict.fromkeys(unit.index.partition(":")[0] for unit in units)
-        if mend := how_to_fix(problem.mend, units[0].gpu, ",".join(gpus), pid):
-            yield Text(f"  {mend}", Style.COMMAND)
+        if fix := how_to_fix(problem.mend, units[0].gpu, ",".join(gpus), pid):
+            yield Text(f"  {fix}", Style.COMMAND)
     known = {(unit.id, unit.index) for unit in data.units if unit.problem}
     for item in data.left_out:
         if not any(item.id == unit_id or item.index == index for unit_id, index in known):

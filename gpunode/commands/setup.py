@@ -209,7 +209,7 @@ def _refuse_without_kubernetes(given: Mapping[str, object]) -> None:
 _LATER_LAYERS = frozenset({"kubelet"})
 # with CDI, containers get their GPUs without NVIDIA's toolkit
 _WITHOUT_CDI = frozenset({"toolkit"})
-_MENDED_HERE = fixes.CONFIGURE
+_FIXED_HERE = fixes.CONFIGURE
 _DESCRIBED_HERE = fixes.REFRESH_CDI.other.command
 # configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit was
 # installed
@@ -217,7 +217,7 @@ _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted",
 # both also cover files that CRI-O can't read, which no restart fixes
 _CRIO_RESTARTED_HERE = ("crio-not-running", "crio-runtime-missing")
 _RESTART = "systemctl restart "
-_MENDED_BY_STEP = {
+_FIXED_BY_STEP = {
     "toolkit-missing": "the step toolkit",
     "plugin-not-registered": "the step plugin",
     "plugin-socket-dead": "the step plugin",
@@ -238,14 +238,14 @@ def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progre
     return Result(result.kind, result.data, blocks=tuple(blocks))
 
 
-def mended_by_configuring(finding: Finding, cdi: bool) -> str:
+def fixed_by_configuring(finding: Finding, cdi: bool) -> str:
     """The setup step that fixes it, or why it needs no fix; empty for neither."""
-    mends = finding.fix[0].command if finding.fix else ""
-    restarted = finding.id in _CRIO_RESTARTED_HERE and mends.startswith(_RESTART)
-    if restarted or finding.id in _RESTARTED_HERE or mends.startswith(_MENDED_HERE):
-        return _MENDED_HERE
-    if cdi and mends.startswith(_DESCRIBED_HERE):
-        return f"{_MENDED_HERE} --cdi"
+    command = finding.fix[0].command if finding.fix else ""
+    restarted = finding.id in _CRIO_RESTARTED_HERE and command.startswith(_RESTART)
+    if restarted or finding.id in _RESTARTED_HERE or command.startswith(_FIXED_HERE):
+        return _FIXED_HERE
+    if cdi and command.startswith(_DESCRIBED_HERE):
+        return f"{_FIXED_HERE} --cdi"
     if cdi and finding.layer in _WITHOUT_CDI:
         return "not needed with --cdi"
     return ""
@@ -253,9 +253,9 @@ def mended_by_configuring(finding: Finding, cdi: bool) -> str:
 
 def excuse_for_containers(finding: Finding, engine: str, cdi: bool) -> str:
     """Why a failed check doesn't stop setting up `engine` for containers; empty if it does."""
-    mended = mended_by_configuring(finding, cdi)
-    if mended:
-        return mended
+    fixed_by = fixed_by_configuring(finding, cdi)
+    if fixed_by:
+        return fixed_by
     if finding.layer in _LATER_LAYERS or finding.severity != "error":
         return "not needed for containers"
     if _belongs_to_another(engine, finding.layer):
@@ -272,9 +272,9 @@ def _belongs_to_another(engine: str, layer: str) -> bool:
 
 def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
     """Why a failed check doesn't stop setup for pods; empty if it does."""
-    mended = mended_by_configuring(finding, cdi) or _MENDED_BY_STEP.get(finding.id, "")
-    if mended:
-        return mended
+    fixed_by = fixed_by_configuring(finding, cdi) or _FIXED_BY_STEP.get(finding.id, "")
+    if fixed_by:
+        return fixed_by
     if finding.severity != "error":
         return "pods run all the same"
     if _belongs_to_another(engine, finding.layer):

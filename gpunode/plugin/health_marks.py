@@ -21,7 +21,7 @@ from gpunode.plugin.model import Problem, Unit
 
 FABRIC = "fabric"
 STANDING = "standing"
-_MEND = {
+_RECOVERY = {
     **{APPLICATION: "restart-app", IGNORE: "restart-app", RESTART_APP: "restart-app"},
     **{BY_DRIVER: "reset", RESET: "reset", REBOOT: "reboot", HARDWARE: "replace"},
 }
@@ -74,7 +74,7 @@ class Mark:
 
     @property
     def problem(self) -> Problem:
-        return Problem(self.code, self.reason, self.since, self.mend or _MEND.get(self.kind, ""))
+        return Problem(self.code, self.reason, self.since, self.mend or _RECOVERY.get(self.kind, ""))
 
     def concerns(self, unit: Unit) -> bool:
         """Whether this unit is, or contains, the failed one."""
@@ -88,8 +88,8 @@ class Mark:
 def standing(reading: Reading, now: float) -> Iterator[Mark]:
     """A mark for each problem that a reading shows. A nonzero count of uncorrectable ECC errors is none: row
     remapping and page retirement report its consequences."""
-    for code, reason, mend in _problems(reading):
-        yield Mark(reading.uuid, code, reason, STANDING, now, now, mend)
+    for code, reason, recovery in _problems(reading):
+        yield Mark(reading.uuid, code, reason, STANDING, now, now, recovery)
 
 
 def _problems(reading: Reading) -> Iterator[tuple[str, str, str]]:
@@ -102,8 +102,8 @@ def _problems(reading: Reading) -> Iterator[tuple[str, str, str]]:
         yield "page-retirement", "a page of memory waits for a reset to be retired", "reset"
     if reading.recovery_action not in (None, "none"):
         action = str(reading.recovery_action)
-        reason, mend = _ACTIONS.get(action, (f"the driver requests the recovery action {action}", ""))
-        yield "recovery-action", reason, mend
+        reason, recovery = _ACTIONS.get(action, (f"the driver requests the recovery action {action}", ""))
+        yield "recovery-action", reason, recovery
     if reading.fabric_state == "in-progress":
         yield FABRIC, "the GPU has not yet joined the NVLink fabric", ""
     elif reading.fabric_error:
