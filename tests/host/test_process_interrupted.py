@@ -44,7 +44,7 @@ def test_interrupted_start_leaves_no_child(
 ) -> None:
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run(("/bin/sh", "-c", f"read line; touch {tmp_path}/late"))
+        run(("/bin/sh", "-c", f"sleep 300; touch {tmp_path}/late"))
     (child,) = started
     assert child.poll() == -signal.SIGKILL
     assert not list(tmp_path.iterdir())
