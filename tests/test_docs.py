@@ -58,6 +58,7 @@ REPEATED = {
     "docs/device-plugin.md": "test_docs_pages.py",
     "docs/driver.md": "packages/test_driver_plan_pages.py",
     "docs/kubernetes.md": "test_docs_pages.py",
+    "docs/manifests.md": "test_docs_pages.py",
     "docs/labels.md": "test_docs_pages.py",
     "docs/mig.md": "test_docs_pages.py",
     "docs/toolkit.md": "packages/test_driver_plan_pages.py",

@@ -139,10 +139,11 @@ Done
 """
 
 
-def test_kubernetes_page_is_up_to_date(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
+def test_kubernetes_and_manifests_pages_are_up_to_date(api: ApiServer, run: Gpunode, tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     (tmp_path / "kubeconfig").rename(tmp_path / ".kube/config")  # kubectl's own path
-    page = {line: _any_pod(text) for line, text in runs("docs/kubernetes.md").items()}
+    shown = {**runs("docs/kubernetes.md"), **runs("docs/manifests.md")}
+    page = {line: _any_pod(text) for line, text in shown.items()}
     assert len(page) == 5
     api.pod_life, api.logs = [*_POD_LIFE], {"": _LOG}
     # in the page's order: later commands see the changes of earlier ones
