@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.cdi.spec import reads, text
 from gpunode.checks import fixes
+from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
@@ -21,7 +22,7 @@ from gpunode.facts.tables import gate
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_KIND, MODE, SPEC_DIRS, SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.writers import is_nvidia_program
-from gpunode.output.result import Evidence, Fix, many
+from gpunode.output.result import many
 
 # The engines of this node that read CDI specifications.
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES
 from gpunode.checks.docker import line_of
+from gpunode.checks.finding import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES, Evidence, Fix
 from gpunode.checks.fixes import everywhere, per_family, upgrade
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
@@ -31,7 +31,6 @@ from gpunode.facts.fabric import locked_memory, rdma_adapters
 from gpunode.facts.gpu_use import other_way
 from gpunode.facts.node import Node
 from gpunode.facts.toml import as_key, dig, headers, parse_toml
-from gpunode.output.result import Evidence, Fix
 from gpunode.output.typed import as_dict
 
 # containerd's docs: the newest configuration version that each release reads

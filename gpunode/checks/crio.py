@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.checks.disturbance import RESTARTS_CRIO
+from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
 from gpunode.checks.fixes import configure, edit_file, packages, restart, same, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit
@@ -20,7 +20,6 @@ from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host import Host
 from gpunode.host.redact import shown_arguments
-from gpunode.output.result import Evidence, Fix
 from gpunode.output.typed import as_dict, as_strings
 
 # Fixes for CRI-O.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from shlex import quote
 
 from gpunode.checks import driver_packages, fixes
+from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.facts import cuda as releases
 from gpunode.facts import driver, images
@@ -27,7 +28,6 @@ from gpunode.facts.images import Image, Search, sample_cuda
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
-from gpunode.output.result import Evidence, Fix
 
 # Fixes for a mismatch between a CUDA release and this node.
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import RESTARTS_PLUGINS
+from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.fixes import everywhere, set_plugin_variable
 from gpunode.checks.kubelet import RESTART_POD, has_own_plugin, restart_plugin
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
@@ -28,7 +28,6 @@ from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off, last_load, xid
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import runtime_mode
-from gpunode.output.result import Evidence, Fix
 
 PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start

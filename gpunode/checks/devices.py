@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.disturbance import RESTARTS_IMEX
+from gpunode.checks.finding import RESTARTS_IMEX, Evidence, Fix, Step
 from gpunode.checks.fixes import UPGRADE_TOOLKIT, Remedy, everywhere, per_family
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -32,7 +32,7 @@ from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.facts.workloads import Container, last_reload, v1_allows
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host.reading import DeviceNode
-from gpunode.output.result import Evidence, Fix, Step, many
+from gpunode.output.result import many
 
 # Device files: they exist with the major numbers that the kernel uses now, including unified memory's.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import RESTARTS_DOCKER, RESTARTS_OTHER_DOCKER
+from gpunode.checks.finding import RESTARTS_DOCKER, RESTARTS_OTHER_DOCKER, Evidence, Fix
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
@@ -32,7 +32,6 @@ from gpunode.facts.services import UnitState
 from gpunode.facts.system import TEGRA, WSL2
 from gpunode.facts.users import sudo_name
 from gpunode.host.redact import shown_arguments
-from gpunode.output.result import Evidence, Fix
 from gpunode.output.typed import as_dict
 
 # Test of Docker with a container that computes on a GPU. Only with --deep, if a container can be started.

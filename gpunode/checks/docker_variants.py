@@ -4,7 +4,7 @@ GPUs."""
 from __future__ import annotations
 
 from gpunode.checks import docker
-from gpunode.checks.disturbance import LOADS_OTHER_DOCKER
+from gpunode.checks.finding import LOADS_OTHER_DOCKER, Fix
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -15,7 +15,6 @@ from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.users import account
 from gpunode.facts.writers import is_nvidia_program
-from gpunode.output.result import Fix
 
 
 @check(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.disturbance import REPLACES_DRIVER
+from gpunode.checks.finding import REPLACES_DRIVER, Evidence, Fix
 from gpunode.checks.kernel_module import failures, logged, operator_driver, xid_storms
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -34,7 +34,6 @@ from gpunode.facts.system import WSL2
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
 from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
-from gpunode.output.result import Evidence, Fix
 
 
 @check(

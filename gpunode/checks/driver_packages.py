@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import REPLACES_DRIVER
+from gpunode.checks.finding import REPLACES_DRIVER, Evidence, Fix
 from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
@@ -27,7 +27,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.packages import Automatic, Package
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import CUDA
-from gpunode.output.result import Evidence, Fix
 from gpunode.packages.driver_choice import choose
 from gpunode.packages.driver_model import OPEN, Wish, read_situation
 

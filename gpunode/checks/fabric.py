@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes, health
-from gpunode.checks.disturbance import RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS
+from gpunode.checks.finding import RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
@@ -31,7 +31,6 @@ from gpunode.facts.processes import boot_time, uptime
 from gpunode.facts.system import VM
 from gpunode.facts.traits import TRAITS
 from gpunode.gpu.nvml_health import Condition
-from gpunode.output.result import Evidence, Fix
 
 # GPUs beside network cards and disks: GPUDirect RDMA, GPUDirect Storage, GDRCopy.
 

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.checks import disturbance as effects
+from gpunode.checks import finding as effects
+from gpunode.checks.finding import Finding, FindingStatus, Fix, Step
 from gpunode.facts.kernel_modules import (
     INITRAMFS,
     NOUVEAU_FILE,
@@ -22,7 +23,6 @@ from gpunode.facts.kernel_modules import (
     linux_headers,
 )
 from gpunode.host.redact import without_secrets
-from gpunode.output.result import Finding, FindingStatus, Fix, Step
 
 EDITOR = "${EDITOR:-vi}"
 _SHOWN = 100  # characters of a line

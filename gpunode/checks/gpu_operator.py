@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.device_plugin import PATIENCE, shown
+from gpunode.checks.finding import Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
@@ -14,7 +15,6 @@ from gpunode.facts.device_plugins import POD_LOGS, TOOLKIT, VALIDATIONS, stage_l
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import IN_DRIVER_ROOT
-from gpunode.output.result import Fix
 
 _BELOW = (
     *("pci-no-gpu", "driver-not-installed", "module-not-loaded", "driver-lib-mismatch", "nvml-hang"),

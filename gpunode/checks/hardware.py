@@ -7,6 +7,7 @@ import shlex
 from dataclasses import replace
 
 from gpunode.checks import fixes
+from gpunode.checks.finding import Evidence, Fix, Step
 from gpunode.checks.fixes import POWER_OFF, Remedy, everywhere, per_family
 from gpunode.checks.kernel_module import failures
 from gpunode.checks.model import (
@@ -39,7 +40,7 @@ from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
 from gpunode.facts.system import VM
 from gpunode.facts.tables import TABLE, can
 from gpunode.facts.traits import TRAITS
-from gpunode.output.result import Evidence, Fix, Step, many
+from gpunode.output.result import many
 
 _NVIDIA = "nvidia"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import RESTARTS_IMEX
+from gpunode.checks.finding import RESTARTS_IMEX, Evidence, Fix
 from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -27,7 +27,6 @@ from gpunode.facts.node import Node
 from gpunode.gpu.model import GPU_IS_LOST, Gpu
 from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 from gpunode.gpu.nvml_health import Condition
-from gpunode.output.result import Evidence, Fix
 
 # Fixes for a GPU's condition. Whatever resets a GPU ends the work on it.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.cdi import cdi_lost_at_reboot, readers
 from gpunode.checks.device_plugin import shown
+from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
@@ -32,7 +33,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.toolkit import MODE
 from gpunode.facts.traits import TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT
-from gpunode.output.result import Evidence, FindingStatus, Fix
 
 
 @check(

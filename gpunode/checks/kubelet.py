@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import RESTARTS_KUBELET, RESTARTS_KUBERNETES, RESTARTS_PLUGIN
+from gpunode.checks.finding import RESTARTS_KUBELET, RESTARTS_KUBERNETES, RESTARTS_PLUGIN, Evidence, Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -33,7 +33,7 @@ from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import runtime_mode
-from gpunode.output.result import Evidence, Fix, many
+from gpunode.output.result import many
 
 _ABSENT = "no kubelet is installed on this node"
 _PLUGINS = ("nvidia", "gpunode")

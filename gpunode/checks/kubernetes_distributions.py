@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers
-from gpunode.checks.disturbance import RESTARTS_KUBERNETES
+from gpunode.checks.finding import RESTARTS_KUBERNETES, Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
@@ -15,7 +15,7 @@ from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
 from gpunode.facts.gpu_use import taken_way
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
-from gpunode.output.result import Fix, many
+from gpunode.output.result import many
 
 _BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 

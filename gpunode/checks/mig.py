@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import fabric, fixes
-from gpunode.checks.disturbance import RESTARTS_PLUGIN, RESTARTS_PLUGINS
+from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
@@ -15,7 +15,7 @@ from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_
 from gpunode.facts.node import Node
 from gpunode.facts.systemd import read_unit
 from gpunode.gpu.model import Gpu, MigDevice
-from gpunode.output.result import Evidence, Fix, many
+from gpunode.output.result import many
 
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _PARTED = "https://github.com/NVIDIA/mig-parted"

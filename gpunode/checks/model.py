@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
+from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.fixes import Remedy
 from gpunode.facts.node import Node
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
-from gpunode.output.result import Evidence, FindingStatus, Fix
 
 LAYERS = (
     *("hardware", "driver", "devices", "health", "fabric", "toolkit", "cdi"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import hardware
+from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.model import ANY_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import Unreadable
 from gpunode.facts import pci
@@ -11,7 +12,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES
 from gpunode.facts.processes import uptime
 from gpunode.facts.system import BARE_METAL, VM
-from gpunode.output.result import Evidence, Fix, many
+from gpunode.output.result import many
 
 _ASPM_POLICY = "/sys/module/pcie_aspm/parameters/policy"
 _INVALID = r"PCI I/O region assigned to your NVIDIA device is invalid"

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 from gpunode.checks import fixes
 from gpunode.checks.driver_packages import newer_for_kernel
+from gpunode.checks.finding import FindingStatus, Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.hardware import kernel_argument
 from gpunode.checks.model import (
@@ -36,7 +37,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, NOT_BEFORE, TEGRA, VM, WSL2, clock
 from gpunode.facts.tables import TABLE, can, first
 from gpunode.facts.toolkit import NO_CGROUPS as toolkit_NO_CGROUPS
-from gpunode.output.result import FindingStatus, Fix
 
 ALLOW_DEVICES = everywhere("setsebool -P container_use_devices on")
 EDIT_APPARMOR = everywhere("aa-logprof")

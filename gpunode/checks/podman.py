@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip
 from gpunode.errors import ConfigError
@@ -10,7 +11,6 @@ from gpunode.facts.engines import podman_role
 from gpunode.facts.node import Node
 from gpunode.facts.podman import PodmanConfig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
-from gpunode.output.result import Evidence, Fix
 
 _KEY = "cdi_spec_dirs"
 _DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # podman's default, as every engine's

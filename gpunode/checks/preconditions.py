@@ -10,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.disturbance import REPLACES_DRIVER
 from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
+from gpunode.checks.finding import REPLACES_DRIVER, Fix
 from gpunode.checks.fixes import SUSE_LIBRARIES, SUSE_MODULE
 from gpunode.checks.platform import FLATCAR_TOOLKIT, OTHER_WHOLE, RESTART_WSL, WHOLE
 from gpunode.checks.toolkit import REGISTER
 from gpunode.errors import GpunodeError
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
-from gpunode.output.result import Fix
 from gpunode.packages.driver_choice import choose
 from gpunode.packages.driver_model import Wish, read_situation
 from gpunode.packages.driver_plan import against_system

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import Evidence, Finding, FindingStatus, Fix
 from gpunode.checks.fixes import ON_HOST, REBOOT
 from gpunode.checks.model import LAYERS
 from gpunode.checks.runner import BY_OPTION, Selection
@@ -20,7 +21,7 @@ from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2, Distribution
 from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
-from gpunode.output.result import Block, Cell, Evidence, Finding, FindingStatus, Fix, Style, Table, Text, many
+from gpunode.output.result import Block, Cell, Style, Table, Text, many
 
 # Evidence and remedies of a finding in a few lines.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
-from gpunode.checks.disturbance import REPLACES_DRIVER, disturbance
+from gpunode.checks.finding import REPLACES_DRIVER, Finding, FindingStatus, Fix, disturbance
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.checks.preconditions import fitting, separate_reboot
@@ -15,7 +15,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck
 from gpunode.facts.traits import TRAITS
 from gpunode.host.redact import without_secrets
-from gpunode.output.result import Finding, FindingStatus, Fix
 
 EVERY = "all"
 BY_OPTION = "by --ignore"  # if no reason was given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.disturbance import RESTARTS_PLUGINS
+from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.fixes import EVERY_NODE, everywhere, set_plugin_variable
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import upgrade
@@ -32,7 +32,7 @@ from gpunode.facts.tables import table
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS
 from gpunode.facts.traits import TRAITS
-from gpunode.output.result import Evidence, Fix, many
+from gpunode.output.result import many
 
 _PROFILING = "RmProfilingAdminOnly"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"

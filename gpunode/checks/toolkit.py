@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.devices import keep_initialised
-from gpunode.checks.disturbance import RESTARTS_DOCKER
+from gpunode.checks.finding import RESTARTS_DOCKER, Fix
 from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
     HOST,
@@ -39,7 +39,6 @@ from gpunode.facts.toolkit import (
 )
 from gpunode.facts.toolkit import runtime_mode as toolkit_runtime_mode
 from gpunode.host.process import COMMAND_NOT_FOUND
-from gpunode.output.result import Fix
 
 # Fixes for this node's toolkit: upgrades come from its own source, settings go into its own file.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpunode.checks import fixes
+from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
@@ -36,7 +37,6 @@ from gpunode.facts.toolkit import (
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.host.process import COMMAND_NOT_FOUND
-from gpunode.output.result import Evidence, Fix
 
 _LDCONFIG_SECONDS = 5.0
 # what an upgrade leaves beside an edited file

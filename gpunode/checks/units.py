@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.model import seen
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.output.result import Evidence, Fix
 
 _JOURNAL = ("journalctl", "-b", "-q", "-n", "1", "--no-pager", "-o", "cat")
 _SECONDS = 3.0

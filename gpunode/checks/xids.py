@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks import fixes
+from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.health import reset_gpus
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.pcie import pcie_aer_errors
@@ -11,7 +12,7 @@ from gpunode.facts import kernel_log
 from gpunode.facts.kernel_log import SOURCE, XidLine, last_load
 from gpunode.facts.node import Node
 from gpunode.facts.processes import uptime
-from gpunode.output.result import Evidence, FindingStatus, Fix, many
+from gpunode.output.result import many
 
 _RECENT_SECONDS = 24 * 3600
 _SHOWN = 8

@@ -12,6 +12,7 @@ import typer
 
 from gpunode import __version__
 from gpunode.checks.catalogue import find_check
+from gpunode.checks.finding import Finding, FindingStatus
 from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import (
@@ -40,13 +41,7 @@ from gpunode.facts.node import Node, Questions, Trial
 from gpunode.facts.tables import all_tables
 from gpunode.host import Host
 from gpunode.output.render import ENVELOPES, Output, output_for
-from gpunode.output.result import (
-    ExitCode,
-    Finding,
-    FindingStatus,
-    Progress,
-    Result,
-)
+from gpunode.output.result import ExitCode, Progress, Result
 from gpunode.output.typed import StrEnum
 
 if TYPE_CHECKING:

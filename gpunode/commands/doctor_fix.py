@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpunode.checks.finding import Finding, FindingStatus, Step
 from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
 from gpunode.checks.report import in_order
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
@@ -12,18 +13,7 @@ from gpunode.gpu.child import module_argv
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal, lock_path
 from gpunode.host.transaction import LOCK_SECONDS, Restart, attempt, change_files
-from gpunode.output.result import (
-    Block,
-    Change,
-    ExitCode,
-    Finding,
-    FindingStatus,
-    Progress,
-    Result,
-    Step,
-    Style,
-    Text,
-)
+from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text
 from gpunode.packages.apply import CarriedOut
 from gpunode.runtime.apply import engine_restart
 

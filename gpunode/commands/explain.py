@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 
 from gpunode.checks.catalogue import ALL_CHECKS, find_check
+from gpunode.checks.finding import Fix
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import Check
 from gpunode.commands.completion import checks
 from gpunode.commands.session import Session, verb
-from gpunode.output.result import Block, Cell, Fix, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Result, Style, Table, Text
 
 _FAMILY_NAMES = {
     "debian": "Debian, Ubuntu",

@@ -14,6 +14,7 @@ import typer
 
 from gpunode import __version__
 from gpunode.checks import fixes
+from gpunode.checks.finding import Finding, FindingStatus
 from gpunode.commands import (
     configure_runtime,
     doctor,
@@ -68,17 +69,7 @@ from gpunode.kubernetes.api import ExtraMissing, Json, NoAccess
 from gpunode.kubernetes.changes import label_patch, labels_of
 from gpunode.kubernetes.changes import look as look_at
 from gpunode.kubernetes.manifests import PluginSet, daemon_set, present, runtime_class
-from gpunode.output.result import (
-    Block,
-    ErrorInfo,
-    ExitCode,
-    Finding,
-    FindingStatus,
-    Progress,
-    Result,
-    Style,
-    Text,
-)
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.output.typed import StrEnum
 from gpunode.packages.toolkit import Goal
 from gpunode.runtime import find

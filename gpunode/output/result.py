@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
-from gpunode.output.typed import INTERNAL, StrEnum, plain
+from gpunode.output.typed import StrEnum, plain
 
 API_VERSION = "gpunode/v1"
 
@@ -117,108 +117,6 @@ class Result:
             "messages": list(self.messages),
             "errors": [plain(error) for error in self.errors],
         }
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a fix: a program without a shell, or a file or a link.
-
-    Either `argv`, or `path` with `content` (the whole file) or `link` (the symlink's target). `disruptive` as
-    in `Fix`.
-    """
-
-    argv: tuple[str, ...] = ()
-    path: str = ""
-    content: str = ""
-    link: str = ""
-    disruptive: str = "none"
-
-
-@dataclass(frozen=True)
-class Fix:
-    """One command that fixes a finding, or with `look` one that only shows what is needed to choose a fix.
-
-    `disruptive` is none, restart, drain or reboot, and `effect` says what that means on this node. A fix with
-    `steps` can be carried out by `doctor --fix --apply`; one that is also `safe` disturbs nothing, can be
-    rolled back, and needs no further permission. `change` says what to change in the file that the command
-    opens in an editor: one line of text, then lines to paste into the file, if any. `before` is what to do
-    before the command, `note` what to know or to do beside it: one line of text, then one for each command.
-
-    Not part of the JSON contract: `disturbs` is what the command restarts or replaces, a text of
-    checks/disturbance.py, and `before_reboot` the command without the reboot that ends it.
-    """
-
-    command: str
-    _: KW_ONLY
-    needs_root: bool = True
-    disruptive: str = "none"
-    safe: bool = False
-    steps: tuple[Step, ...] = ()
-    change: str = ""
-    look: bool = False
-    note: str = ""
-    effect: str = ""
-    before: str = ""
-    disturbs: str = field(default="", metadata=INTERNAL)
-    before_reboot: str = field(default="", metadata=INTERNAL)
-
-    def after(self, command: str) -> Fix:
-        """The same fix with another command before its own."""
-        before = self.before_reboot and f"{command} && {self.before_reboot}"
-        whole = f"{command} && {self.command}"
-        return replace(self, command=whole, before_reboot=before, safe=False, steps=())
-
-    def then_reboot(self) -> Fix:
-        """The same fix, completed by a reboot."""
-        whole = f"{self.command} && reboot"
-        return replace(self, command=whole, before_reboot=self.command, disruptive="reboot")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What was seen: `source` is a path or a command, `line` is 1-based or None."""
-
-    source: str
-    value: str
-    line: int | None = None
-
-
-class FindingStatus(StrEnum):
-    """Status of a finding; `error` means that the check itself failed."""
-
-    PASS = "pass"  # noqa: S105 - a verdict, not a password
-    WARN = "warn"
-    FAIL = "fail"
-    SKIP = "skip"
-    ERROR = "error"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check, in the JSON contract's field order.
-
-    `severity`: error, warning or info. A `note` has passed and is useful to know. `skipped` is why there is
-    no result: not-applicable, blocked, unreadable, left-out, hangs or nothing-to-judge; empty if there is
-    one. `ignored` is the reason for which an error only counts as a warning. `reboot`: it belongs to the
-    section "Safe to reboot?".
-    """
-
-    id: str
-    title: str
-    status: FindingStatus
-    severity: str
-    summary: str
-    evidence: tuple[Evidence, ...] = ()
-    why: str = ""
-    fix: tuple[Fix, ...] = ()
-    blocked_by: str | None = None
-    refs: tuple[str, ...] = ()
-    milliseconds: float = 0.0
-    layer: str = ""
-    note: bool = False
-    skipped: str = ""
-    ignored: str | None = None
-    reboot: bool = False
 
 
 @dataclass(frozen=True)

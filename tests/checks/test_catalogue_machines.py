@@ -6,11 +6,12 @@ import pytest
 
 from fixtures.machines import HEALTHY, KERNEL_LOG, expected, machine, names, options, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.node import Node, Questions
 from gpunode.output.render import SilentProgress, plain_lines
-from gpunode.output.result import ExitCode, FindingStatus
+from gpunode.output.result import ExitCode
 from tests.checks.remedies import holes, placeholders
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from fixtures.machines import machine, recorded_host
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.facts.containerd import lost_settings
 from gpunode.facts.node import Node, Questions, Trial
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 from tests.required import required
 
 PASS, FAIL, SKIP = FindingStatus.PASS, FindingStatus.FAIL, FindingStatus.SKIP

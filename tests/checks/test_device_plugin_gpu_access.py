@@ -7,11 +7,11 @@ import pytest
 from fixtures.machines import expected, machine
 from gpunode.checks import device_plugin, gpu_operator
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.commands.demo import build_machine
 from gpunode.facts.device_plugins import stage_log
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 from tests.checks.test_kubelet_checks import CONTAINER, POD_RESOURCES, judge, offered, silent
 
 PLUGINS = "k8s.device-plugin.nvidia.com/gpu"

@@ -9,6 +9,7 @@ import pytest
 
 from fixtures.machines import machine, merged, options, recorded_host
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.fixes import set_plugin_variable
 from gpunode.checks.mig import _instances
 from gpunode.checks.preconditions import fitting
@@ -20,7 +21,6 @@ from gpunode.facts.node import Node, Questions
 from gpunode.gpu.model import Gpu
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
-from gpunode.output.result import FindingStatus
 from tests.required import required
 
 PASS, SKIP, WARN, FAIL = FindingStatus.PASS, FindingStatus.SKIP, FindingStatus.WARN, FindingStatus.FAIL

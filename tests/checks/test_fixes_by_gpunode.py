@@ -9,9 +9,9 @@ import pytest
 
 from gpunode.checks import fixes
 from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.finding import Finding, FindingStatus, Fix
 from gpunode.checks.fixes import FAMILIES, allowed_steps, planned_fixes, steps_of
 from gpunode.checks.report import in_order
-from gpunode.output.result import Finding, FindingStatus, Fix
 
 
 def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "one") -> Finding:

@@ -8,7 +8,7 @@ import pytest
 from fixtures.machines import machine, names, options, recorded_host
 from gpunode.checks import docker as docker_fixes
 from gpunode.checks import fixes
-from gpunode.checks.disturbance import disturbance
+from gpunode.checks.finding import Fix, disturbance
 from gpunode.checks.fixes import ON_HOST
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
@@ -20,7 +20,6 @@ from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress, plain_lines
-from gpunode.output.result import Fix
 
 
 def commands(spec, root):

@@ -6,6 +6,7 @@ import pytest
 
 from fixtures.machines import machine, overlay
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.facts import kubelet
@@ -14,7 +15,6 @@ from gpunode.facts.kubelet import Kubelet
 from gpunode.facts.node import Node
 from gpunode.facts.processes import Process
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 from tests.checks.test_patience_hanging_daemons import silent_socket
 
 POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"

@@ -3,11 +3,11 @@
 import pytest
 
 from fixtures.machines import machine
+from gpunode.checks.finding import FindingStatus
 from gpunode.commands.demo import build_machine
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import Process
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 from tests.checks.test_kubelet_checks import POD_RESOURCES, judge, offered
 
 CONFIG = "/var/lib/kubelet/config.yaml"

@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.machines import machine, options, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.model import ENGINE_NODES
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
@@ -16,7 +17,6 @@ from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.traits import TRAITS
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress, plain_lines
-from gpunode.output.result import FindingStatus
 
 CHECKS = Path(__file__).parents[2] / "gpunode" / "checks"
 KINDS = (BARE_METAL, VM, WSL2, TEGRA, CONTAINER)

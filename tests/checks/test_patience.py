@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.machines import recorded_host
+from gpunode.checks.finding import Finding, FindingStatus
 from gpunode.checks.patience import Patience
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands import doctor
@@ -18,7 +19,6 @@ from gpunode.facts.topic import Stuck, topic
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
 from gpunode.output.render import SilentProgress
-from gpunode.output.result import Finding, FindingStatus
 from tests.checks.stalls import Stall, stalling
 from tests.waiting import PATIENCE, eventually
 

@@ -10,6 +10,7 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.checks import patience
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.facts import kubelet
 from gpunode.facts import node as about
@@ -20,7 +21,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.processes import Process
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 from tests.checks.stalls import Stall, stalling
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.machines import machine, options, recorded_host
 from gpunode.checks import containerd, crio, docker, fixes
-from gpunode.checks.disturbance import disturbance
+from gpunode.checks.finding import Evidence, Fix, disturbance
 from gpunode.checks.fixes import POWER_OFF
 from gpunode.checks.platform import UPDATE_WSL
 from gpunode.checks.report import evidence_lines
@@ -16,7 +16,6 @@ from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Questions
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress, plain_lines
-from gpunode.output.result import Evidence, Fix
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.machines import machine, recorded_host
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor, explain
 from gpunode.commands.demo import build_machine
@@ -18,7 +19,6 @@ from gpunode.facts.node import Node
 from gpunode.gpu import probe
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
-from gpunode.output.result import FindingStatus
 from tests.checks import untouched
 
 MACHINES = (

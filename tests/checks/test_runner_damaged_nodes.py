@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from fixtures.machines import machine, recorded_host
 from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.finding import FindingStatus
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.output.render import Color, Output, SilentProgress, plain_lines, render
-from gpunode.output.result import FindingStatus
 
 pytestmark = pytest.mark.full
 

@@ -22,12 +22,12 @@ import pytest
 
 from fixtures.machines import HEALTHY, machine, options
 from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.finding import FindingStatus
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Questions
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress
-from gpunode.output.result import FindingStatus
 
 FIXED = (*range(24), 165786485)  # the last one drops a device file of a MIG instance
 NEW = (

@@ -6,9 +6,9 @@ import pytest
 
 from fixtures.machines import HEALTHY, expected, machine, names, recorded_host
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.facts.node import Node
-from gpunode.output.result import FindingStatus
 
 # by rank, most frequent first: faults of users, by the check that names them
 RANKING = (

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from fixtures.machines import recorded_host
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ import pytest
 
 from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 from tests.required import required
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from gpunode.checks.finding import Step
 from gpunode.commands import journal as rollback
 from gpunode.commands.doctor_fix import carry_out
 from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import Entry
 from gpunode.output.render import SilentProgress
-from gpunode.output.result import Step
 
 QUIET = SilentProgress()
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fixtures.machines import HEALTHY, recorded_host
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.report import RebootVerdict, blocks, reboot
 from gpunode.commands import doctor
 from gpunode.host import Host
 from gpunode.output.render import SilentProgress, plain_lines
-from gpunode.output.result import FindingStatus
 from tests.cli import gpunode
 
 YES = "Safe to reboot? Yes: no check found a problem that a reboot would cause"

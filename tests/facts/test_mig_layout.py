@@ -6,6 +6,7 @@ import pytest
 
 from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.commands.demo import build_machine
 from gpunode.facts.device_plugins import PluginProcess, mig_strategy, shares_by_mps
 from gpunode.facts.mig import keeper, known_fault
@@ -13,7 +14,6 @@ from gpunode.facts.node import Node
 from gpunode.facts.processes import Process
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
-from gpunode.output.result import FindingStatus
 
 
 def node(root, **files):

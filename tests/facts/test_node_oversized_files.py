@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fixtures.machines import machine, options
+from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
@@ -16,7 +17,6 @@ from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import parse_apt_conf
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES, READ_BYTES, SMALL_BYTES
-from gpunode.output.result import FindingStatus
 from tests.cli import gpunode
 
 KUBELET = "/var/lib/kubelet/kubeadm-flags.env"

@@ -7,12 +7,12 @@ import pytest
 
 from fixtures.engines import CONTAINERD_CONFIG, start_containerd
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.daemons.cri import Cri
 from gpunode.facts.containerd import find_containerd
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.node import Node
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 from tests.integration.conftest import path_of
 from tests.required import required
 

@@ -9,12 +9,12 @@ import pytest
 
 from fixtures.engines import CONTAINERD_CONFIG, EngineFailed, start_containerd, start_dockerd
 from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.finding import FindingStatus
 from gpunode.facts.containerd import find_containerd
 from gpunode.facts.docker import find_docker
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import Toolkit
 from gpunode.host import Host
-from gpunode.output.result import FindingStatus
 
 RUNTIME = """
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]

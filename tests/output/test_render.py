@@ -17,6 +17,7 @@ from contextlib import suppress
 import pytest
 import yaml
 
+from gpunode.checks.finding import Evidence, Finding, FindingStatus
 from gpunode.errors import GpunodeError
 from gpunode.output.render import (
     Color,
@@ -29,19 +30,7 @@ from gpunode.output.render import (
     render_error,
     wants_color,
 )
-from gpunode.output.result import (
-    Cell,
-    Diff,
-    ErrorInfo,
-    Evidence,
-    ExitCode,
-    Finding,
-    FindingStatus,
-    Result,
-    Style,
-    Table,
-    Text,
-)
+from gpunode.output.result import Cell, Diff, ErrorInfo, ExitCode, Result, Style, Table, Text
 from tests.waiting import PATIENCE
 
 REPORT = Result(

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 
-from gpunode.output.result import Finding, FindingStatus, Result
+from gpunode.checks.finding import Finding, FindingStatus
+from gpunode.output.result import Result
 from gpunode.output.schema import document
 
 
