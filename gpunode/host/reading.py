@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,13 @@ from threading import get_ident
 from typing import Any
 
 from gpunode.errors import GpunodeError, Unreadable
+from gpunode.host import trust
 from gpunode.host.files import (
     LARGE_BYTES,
     READ_BYTES,
+    LogReader,
     explain_os_error,
+    explained,
     read_end,
     read_regular,
     resolve_in_root,
@@ -28,6 +31,7 @@ from gpunode.host.recording import KERNEL_LOG, RECORDING, parse_recording
 
 # paths below a process's root directory; the link's text isn't its real target
 _INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)", re.DOTALL)
+_MISSING = (FileNotFoundError, NotADirectoryError, ValueError)  # the last for a name with a NUL byte
 _SYSTEM_PATH = (
     *("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
     "/run/current-system/sw/bin",  # NixOS, where the others contain only sh and env
@@ -63,44 +67,6 @@ def _recorded_file_system(seen: Any) -> FileSystem | None:
     if not isinstance(seen, dict):
         return None
     return FileSystem(*(int(seen.get(key, 0)) for key in ("size", "left", "inodes", "inodesLeft")))
-
-
-def _read_for(word: tuple[int, str, str], limit: int) -> bytes:
-    from gpunode.host.trust import readable_as
-
-    with readable_as(*word) as (real, size):
-        return read_regular(real, limit)[:size]
-
-
-def _tail_for(word: tuple[int, str, str], limit: int) -> bytes:
-    from gpunode.host.trust import readable_as
-
-    with readable_as(*word) as (real, size):
-        return read_end(real, min(limit, size))
-
-
-def _stat_for(word: tuple[int, str, str], *, follow: bool = True) -> os.stat_result:
-    """Identity of the opened file: a resolved path may be replaced by a link before it is used."""
-    from gpunode.host.trust import opened_as
-
-    with opened_as(*word, follow=follow) as (descriptor, _):
-        return os.fstat(descriptor)
-
-
-def _link_for(word: tuple[int, str, str]) -> str | None:
-    from gpunode.host.trust import opened_as
-
-    with opened_as(*word, follow=False) as (descriptor, _):
-        if not stat.S_ISLNK(os.fstat(descriptor).st_mode):
-            return None
-        return os.readlink("", dir_fd=descriptor)
-
-
-def _list_for(word: tuple[int, str, str]) -> tuple[str, ...]:
-    from gpunode.host.trust import readable_as
-
-    with readable_as(*word) as (real, _):
-        return tuple(sorted(os.listdir(real)))  # noqa: PTH208
 
 
 @dataclass(frozen=True)
@@ -159,25 +125,19 @@ class ReadingHost:
         self.asked[get_ident()] = request
 
     def _resolved_for(self, uid: int, root: str, path: str, follow: bool) -> Path:
-        from gpunode.host.trust import opened_as
-
-        with opened_as(uid, root, path, follow=follow) as (_, real):
+        with trust.opened_as(uid, root, path, follow=follow) as (_, real):
             return Path(real)
 
     def owner(self, pid: int) -> int:
         """The user for whom a process acts. It is -1 for a live process that has ended or is hidden, and 0 in
         a recording without the process's status."""
-        from gpunode.host.trust import owner_in
-
         unknown = -1 if self.live else 0
         own_host = self if self.behalf is None else replace(self, behalf=None)
-        return owner_in(own_host.text_or_empty(f"/proc/{pid}/status"), unknown)
+        return trust.owner_in(own_host.text_or_empty(f"/proc/{pid}/status"), unknown)
 
     def is_own(self, pid: int) -> bool:
         """Whether a process is the node's own, as gpunode/host/trust.py defines it: only such a process is
         trusted."""
-        from gpunode.host import trust
-
         if self.owner(pid) not in (0, self.uid) or (self.live and trust.setuid_program(pid)):
             return False
         if self.in_pid_namespace(pid):
@@ -230,14 +190,12 @@ class ReadingHost:
         refused, because reading one may never end; so is a file of more than `limit` bytes, of which no more
         is read.
         """
-        try:
+        with explained(path, "read"), suppress(*_MISSING):
             if self.live and (word := self._word(path)):
-                return _read_for(word, limit)
+                with trust.readable_as(*word) as (real, size):
+                    return read_regular(real, limit)[:size]
             return read_regular(self.path(path), limit)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None  # a file name can't contain a NUL byte, a ValueError
-        except OSError as error:
-            raise explain_os_error(error, path, "read") from error
+        return None
 
     def read_text(self, path: str, limit: int = READ_BYTES) -> str | None:
         """Like `read_bytes`, decoded; bytes that are no UTF-8 are kept as surrogates."""
@@ -255,14 +213,14 @@ class ReadingHost:
     def read_tail(self, path: str, limit: int) -> str:
         """The last `limit` bytes of a file of any size, decoded like `read_text`; empty if it doesn't
         exist."""
-        try:
+        data = b""
+        with explained(path, "read"), suppress(*_MISSING):
             if self.live and (word := self._word(path)):
-                return _tail_for(word, limit).decode("utf-8", "surrogateescape")
-            return read_end(self.path(path), limit).decode("utf-8", "surrogateescape")
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return ""
-        except OSError as error:
-            raise explain_os_error(error, path, "read") from error
+                with trust.readable_as(*word) as (real, size):
+                    data = read_end(real, min(limit, size))
+            else:
+                data = read_end(self.path(path), limit)
+        return data.decode("utf-8", "surrogateescape")
 
     def exists(self, path: str) -> bool:
         return self._mode(path) != 0
@@ -288,7 +246,8 @@ class ReadingHost:
         """
         try:
             if self.live and (word := self._word(path)):
-                return _stat_for(word, follow=follow).st_mode
+                with trust.opened_as(*word, follow=follow) as (descriptor, _):
+                    return os.fstat(descriptor).st_mode
             return os.stat(self.path(path, follow=follow), follow_symlinks=follow).st_mode  # noqa: PTH116
         except ValueError:
             return 0  # a name with a NUL byte
@@ -299,26 +258,23 @@ class ReadingHost:
 
     def readlink(self, path: str) -> str | None:
         """The link's own text, None if it isn't a link."""
-        try:
+        with explained(path, "look at"), suppress(*_MISSING):
             if self.live and (word := self._word(path)):
-                return _link_for(word)
+                with trust.opened_as(*word, follow=False) as (descriptor, _):
+                    is_link = stat.S_ISLNK(os.fstat(descriptor).st_mode)
+                    return os.readlink("", dir_fd=descriptor) if is_link else None
             real = self.path(path, follow=False)
             return str(real.readlink()) if real.is_symlink() else None
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
-        except OSError as error:
-            raise explain_os_error(error, path, "look at") from error
+        return None
 
     def listdir(self, path: str) -> tuple[str, ...]:
         """Sorted names; empty if the directory doesn't exist."""
-        try:
+        with explained(path, "list"), suppress(*_MISSING):
             if self.live and (word := self._word(path)):
-                return _list_for(word)
-            return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208 - names, not paths
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return ()
-        except OSError as error:
-            raise explain_os_error(error, path, "list") from error
+                with trust.readable_as(*word) as (real, _):
+                    return tuple(sorted(os.listdir(real)))  # noqa: PTH208 - names, not paths
+            return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208
+        return ()
 
     def glob(self, directory: str, pattern: str) -> tuple[str, ...]:
         """Sorted node paths in one directory whose names match (no recursion)."""
@@ -329,14 +285,13 @@ class ReadingHost:
 
     def stat(self, path: str) -> os.stat_result | None:
         """`stat` of the path's target, None if there is none."""
-        try:
+        with explained(path, "look at"), suppress(*_MISSING):
             if self.live and (word := self._word(path)):
-                return _stat_for(word)
+                # of the opened file: a resolved path may be replaced by a link before it is used
+                with trust.opened_as(*word) as (descriptor, _):
+                    return os.fstat(descriptor)
             return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - called all day
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
-        except OSError as error:
-            raise explain_os_error(error, path, "look at") from error
+        return None
 
     def executable(self, path: str) -> bool:
         """Whether it is an executable file of more than zero bytes; a truncated install counts as missing."""
@@ -373,9 +328,7 @@ class ReadingHost:
     def refusal(self, path: str) -> str:
         """Why this file, a program or a library, must not be executed: other users may have written it, or
         can replace it. Empty if only root and this user can; see `trust.refusal`."""
-        from gpunode.host.trust import refusal
-
-        return refusal(path) if self.live else ""
+        return trust.refusal(path) if self.live else ""
 
     def device(self, path: str) -> DeviceNode | None:
         """The character device at `path`, None if there is none."""
@@ -396,14 +349,11 @@ class ReadingHost:
         file system that hangs."""
         if not self.live:
             return _recorded_file_system(self.recorded("filesystems", path))
-        try:
+        with explained(path, "look at"), suppress(*_MISSING):
             status = os.statvfs(self.path(path))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
-        except OSError as error:
-            raise explain_os_error(error, path, "look at") from error
-        size, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-        return FileSystem(size, left, status.f_files, status.f_favail)
+            size, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+            return FileSystem(size, left, status.f_files, status.f_favail)
+        return None
 
     def devices(self, directory: str) -> tuple[DeviceNode, ...]:
         """Character devices directly in a directory, by name."""
@@ -420,25 +370,18 @@ class ReadingHost:
         """The kernel's log of this boot as far as it is kept, lines as in /dev/kmsg or, on a recorded
         machine, as dmesg(1) prints them. None if there is none; `Unreadable` if this user has no permission.
         """
-        from gpunode.host.files import LogReader
-
         if not self.live:
             self.path("/dev/kmsg")  # the user who recorded this machine may have had no permission to read it
             text = self.read_text("/" + KERNEL_LOG, LARGE_BYTES)
             return None if text is None else tuple(text.splitlines())
-        try:
-            reader = LogReader(self.path("/dev/kmsg"))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise explain_os_error(error, "/dev/kmsg", "read") from error
-        try:
+        with (
+            explained("/dev/kmsg", "read"),
+            suppress(FileNotFoundError, NotADirectoryError),
+            closing(LogReader(self.path("/dev/kmsg"))) as reader,
+        ):
             reader.rewind()
             return tuple(reader.news())
-        except OSError as error:
-            raise explain_os_error(error, "/dev/kmsg", "read") from error
-        finally:
-            reader.close()
+        return None
 
     # --- recorded machines -----------------------------------------------------------------------------
 
@@ -447,12 +390,9 @@ class ReadingHost:
         """Values of a recorded machine that can't be files; empty for a live one."""
         if self.live:
             return {}
-        try:
+        data = b""
+        with explained("/" + RECORDING, "read"), suppress(FileNotFoundError, NotADirectoryError):
             data = read_regular(resolve_in_root(self.root, RECORDING, follow=True), LARGE_BYTES)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except OSError as error:
-            raise explain_os_error(error, "/" + RECORDING, "read") from error
         return parse_recording(data.decode("utf-8", "surrogateescape")) if data else {}
 
     @cached_property
