@@ -25,13 +25,17 @@ from gpunode.host.files import (
     LARGE_BYTES,
     SMALL_BYTES,
     Place,
+    exclusive_lock,
     explain_os_error,
     explained,
     named,
+    open_lock,
+    remove_leftovers,
     restrict_umask,
     socket_state_of,
+    write_atomic,
 )
-from gpunode.host.process import COMMAND_NOT_FOUND, Completed, LineChild, run_process
+from gpunode.host.process import COMMAND_NOT_FOUND, Completed, LineChild, run_process, run_watched
 from gpunode.host.reading import DeviceNode, FileSystem, ReadingHost
 from gpunode.host.recording import RECORDING
 
@@ -87,8 +91,6 @@ class Host(ReadingHost):
         if not program:
             return Completed(tuple(argv), COMMAND_NOT_FOUND, "", f"{argv[0]}: {os.strerror(errno.ENOENT)}")
         if watch is not None:
-            from gpunode.host.process import run_watched
-
             return run_watched(tuple(argv), timeout, full, watch, program)
         return run_process(tuple(argv), timeout, stdin, full, program)
 
@@ -276,8 +278,6 @@ class Host(ReadingHost):
         `PreconditionError` for a path through another user's symlink, and with `expect` for a symlink in such
         a directory.
         """
-        from gpunode.host.files import write_atomic
-
         with explained(path, "write"), self._held(path, follow=keep) as place:
             if keep and self.live and trust.is_shared(os.fstat(place.directory)):
                 keep, mode = False, self._mode_in_shared(path, place, mode, expect, owner is not None)
@@ -302,15 +302,13 @@ class Host(ReadingHost):
 
         The caller holds the lock that keeps others from writing the file now.
         """
-        from gpunode.host.files import remove_leftovers
-
-        try:
-            with self._held(path, follow=True) as place:
-                return tuple(self.node_path(Path(leftover)) for leftover in remove_leftovers(place))
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
-        except OSError as error:
-            raise explain_os_error(error, path, "clean up beside") from error
+        with (
+            explained(path, "clean up beside"),
+            suppress(FileNotFoundError, NotADirectoryError),
+            self._held(path, follow=True) as place,
+        ):
+            return tuple(self.node_path(Path(leftover)) for leftover in remove_leftovers(place))
+        return ()
 
     def refuse_output(self, path: str) -> None:
         """An error if `path`, on this machine whatever the root, can't take an output file."""
@@ -432,8 +430,6 @@ class Host(ReadingHost):
         Its directory is created with mode 0700 and must be one that no other user can write, because a user
         who can open the file can hold the lock forever. `PreconditionError`.
         """
-        from gpunode.host.files import exclusive_lock, open_lock
-
         directory, _, name = path.rpartition("/")
         self.make_dirs(directory, mode=0o700)
         with explained(path, "lock"), self._held(directory) as place:

@@ -31,9 +31,7 @@ def connect_unix(path: str, timeout: float) -> socket.socket:
 
 
 def listener(
-    path: str,
-    status: os.stat_result | None,
-    connect: Callable[[str, float], socket.socket] = connect_unix,
+    path: str, status: os.stat_result | None, connect: Callable[[str, float], socket.socket]
 ) -> tuple[str, int]:
     """The state of what `stat` found at `path`, and the listening process; see `Host.listener`."""
     if status is None:
@@ -109,7 +107,7 @@ def listen_unix(path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(listening.fileno(), 0o600)
-        if path.is_socket() and listener(str(path), path.lstat())[0] == "refused":
+        if path.is_socket() and refuses(path):
             path.unlink()
         listening.bind(os.fsencode(path))
         listening.listen(_BACKLOG)
