@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -289,30 +289,42 @@ def exclusive_lock(descriptor: int, path: Path, timeout: float) -> Iterator[None
         os.close(descriptor)
 
 
-def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
-    """Walk `path` inside `root`; an absolute symlink starts again at the root, ``..`` never leaves it.
+def follow_links(path: str, target_of: Callable[[str, bool], str]) -> str:
+    """`path` with its symlinks followed, from the root on; ``..`` never leaves it. OSError for a loop.
+
+    `target_of` gets each step as a path without symlinks, and whether it is the last one; it returns the text
+    of the symlink there that is to be followed, else an empty string.
 
     It works on strings: the doctor requests hundreds of paths, and making a `Path` per step took a quarter of
     its time.
     """
-    ground = str(root)
-    current = ground
-    todo = path_steps(str(path))
+    current = ""
+    todo = path_steps(path)
     for _ in range(_MAX_STEPS):
         if not todo:
-            return Path(current)
+            return current or "/"
         part = todo.pop()
         if part == "..":
-            current = os.path.dirname(current) if current != ground else current  # noqa: PTH120
+            current = current.rpartition("/")[0]
             continue
         step = f"{current}/{part}"
-        target = _link_text(step) if todo or follow else ""
+        target = target_of(step, not todo)
         if target:
-            current = ground if target.startswith("/") else current
+            current = "" if target.startswith("/") else current
             todo += path_steps(target)
         else:
             current = step
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def resolve_in_root(root: Path, path: str | Path, follow: bool) -> Path:
+    """Walk `path` inside `root`; an absolute symlink starts again at the root, ``..`` never leaves it."""
+    top = str(root)
+
+    def target_of(step: str, last: bool) -> str:
+        return _link_text(top + step) if follow or not last else ""
+
+    return Path(top + follow_links(str(path), target_of))
 
 
 def path_steps(path: str) -> list[str]:

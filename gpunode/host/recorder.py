@@ -10,18 +10,16 @@ import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 from gpunode.errors import Unreadable
 from gpunode.host import Host
-from gpunode.host.files import READ_BYTES
+from gpunode.host.files import READ_BYTES, follow_links
 from gpunode.host.process import Completed
 from gpunode.host.reading import DeviceNode, FileSystem
 
 MOST_FILE = 8 << 20
 MOST_BYTES = 96 << 20
-_MOST_STEPS = 400
 _PROGRAM = b"#!/bin/sh\n"
 # links of proc(5) whose text isn't their real target: files below one are stored below its own name
 _MAGIC = re.compile(r"/proc/[0-9]+/(?:root|cwd)")
@@ -230,23 +228,18 @@ class RecordingHost(Host):
 
     def _trail(self, path: str, *, follow: bool = True) -> str:
         """Where a path leads on the node; every link in it is stored."""
-        current, todo = "", [part for part in reversed(Path(path).parts) if part != "/"]
-        for _ in range(_MOST_STEPS):
-            if not todo:
-                break
-            part = todo.pop()
-            if part == "..":
-                current = current.rpartition("/")[0]
-                continue
-            step = f"{current}/{part}"
-            target = self._link(step) if todo or follow else None
-            if target is None or (_MAGIC.fullmatch(step) and todo):
-                current = step
-                continue
+
+        def target_of(step: str, last: bool) -> str:
+            target = self._link(step) if follow or not last else None
+            if target is None or (_MAGIC.fullmatch(step) and not last):
+                return ""
             self.kept.links[step] = target
-            current = "" if target.startswith("/") else current
-            todo += [piece for piece in reversed(Path(target).parts) if piece != "/"]
-        return current or "/"
+            return target
+
+        try:
+            return follow_links(path, target_of)
+        except OSError:  # a loop
+            return path
 
     def _link(self, step: str) -> str | None:
         try:

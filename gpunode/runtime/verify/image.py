@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.vectoradd import MODULE, PROGRAM_FILES
 from gpunode.host import Host
-from gpunode.host.files import LARGE_BYTES
+from gpunode.host.files import LARGE_BYTES, follow_links
 from gpunode.runtime.verify.container import STAND_IN, VERIFICATION
 
 # Container images as bytes: a layer from files, an archive as ``docker save`` writes it.
@@ -66,8 +66,6 @@ def layer(entries: Mapping[str, Entry]) -> bytes:
 
 
 def _parents(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    from pathlib import PurePosixPath
-
     above = {str(parent) for path in entries for parent in PurePosixPath(path).parents}
     return {path: Entry() for path in above - {"/"}}
 
@@ -195,27 +193,23 @@ class _Tree:
 
     def add(self, path: str) -> str | None:
         """Add `path` with every symlink to it; return its real path, None if it doesn't exist."""
-        todo = list(reversed(PurePosixPath(path).parts[1:]))
-        current = PurePosixPath("/")
-        for _ in range(100):  # the kernel follows 40 links
-            if not todo:
-                return self._file(str(current))
-            part = todo.pop()
-            current = current.parent if part == ".." else current / part
-            target = self.host.readlink(str(current))
-            if target is not None:
-                self.entries[str(current)] = Entry(target=target)
-                todo += [piece for piece in reversed(PurePosixPath(target).parts) if piece != "/"]
-                current = PurePosixPath("/") if target.startswith("/") else current.parent
-        return None
-
-    def _file(self, path: str) -> str | None:
-        if path not in self.entries:
-            data = self.host.read_bytes(path, LARGE_BYTES) if self.host.is_file(path) else None
+        try:
+            real = follow_links(path, self._target)
+        except OSError:  # a loop
+            return None
+        if real not in self.entries:
+            data = self.host.read_bytes(real, LARGE_BYTES) if self.host.is_file(real) else None
             if data is None:
                 return None
-            self.entries[path] = Entry(data, mode=0o755 if data.startswith(_ELF) else 0o644)
-        return path
+            self.entries[real] = Entry(data, mode=0o755 if data.startswith(_ELF) else 0o644)
+        return real
+
+    def _target(self, step: str, _last: bool) -> str:
+        target = self.host.readlink(step)
+        if target is None:
+            return ""
+        self.entries[step] = Entry(target=target)
+        return target
 
 
 def assemble(host: Host) -> HostFiles:
