@@ -6,11 +6,14 @@ that is missing, a substitute is imported under its name and removed again.
 
 from __future__ import annotations
 
+import io
+import json
+import tarfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri, CriStatus
@@ -28,6 +31,7 @@ from gpunode.runtime.find import FINDERS
 from gpunode.runtime.verify.container import (
     MAKER_LABEL,
     OURS,
+    STAND_IN,
     CdiReading,
     ContainerOutcome,
     ContainerRequest,
@@ -42,11 +46,8 @@ from gpunode.runtime.verify.container import (
     new_token,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
+from gpunode.runtime.verify.image import HostFiles, Names, assemble, pause_image, verification_image
 from gpunode.runtime.verify.podman import Podman
-
-if TYPE_CHECKING:
-    from gpunode.runtime.verify.image import HostFiles, Names
-
 
 _SEEN_SECONDS = 10.0
 
@@ -166,8 +167,6 @@ class _Images:
 
     def make(self) -> str:
         """An image from this node's files."""
-        from gpunode.runtime.verify.image import verification_image
-
         with self.progress.step("make an image from this node's own files"):
             by_handler = not self.engine.way.devices
             reference, archive = verification_image(self.files, self.names, by_handler=by_handler)
@@ -176,9 +175,6 @@ class _Images:
 
     def stand_in(self, reference: str) -> None:
         """A program that sleeps, if the sandbox image is missing. A digest can't be substituted."""
-        from gpunode.runtime.verify.container import STAND_IN
-        from gpunode.runtime.verify.image import pause_image
-
         if not reference or "@" in reference or cri_pods.has_image(self.engine.cri, reference):
             return
         self.progress.info(
@@ -190,15 +186,11 @@ class _Images:
     @cached_property
     def files(self) -> HostFiles:
         """This node's files, collected once for both images."""
-        from gpunode.runtime.verify.image import assemble
-
         return assemble(self.host)
 
     @cached_property
     def names(self) -> Names:
         """The names and labels that mark both images as this run's."""
-        from gpunode.runtime.verify.image import Names
-
         return Names(self.tag, labels(self.host))
 
     def bring_in(self, reference: str, archive: bytes) -> None:
@@ -455,10 +447,6 @@ def _storage(host: Host, settings: _Settings) -> _Storage | None:
 
 def _names_of(archive: bytes) -> tuple[str, ...]:
     """The names in an archive made by gpunode."""
-    import io
-    import json
-    import tarfile
-
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         member = tar.extractfile("manifest.json")
         manifest = json.loads(member.read()) if member else []

@@ -30,6 +30,7 @@ from gpunode.runtime.verify.container import (
     new_token,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
+from gpunode.runtime.verify.image import Names, assemble, verification_image
 
 _START_SECONDS = 60.0
 
@@ -108,8 +109,6 @@ def remove_leftovers(host: Host, api: DockerApi, progress: Progress) -> None:
 
 def _image(host: Host, api: DockerApi, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
     """An image from this node, removed at the end."""
-    from gpunode.runtime.verify.image import Names, assemble, verification_image
-
     with progress.step("make an image from this node's own files"):
         names = Names(f"{maker(host)}-{token}", labels(host))
         reference, archive = verification_image(assemble(host), names, by_handler=not way.devices)

@@ -6,6 +6,12 @@ objects they mapped, and the symlinks to each are the whole image.
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import struct
+import sys
+import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -45,14 +51,14 @@ class ImageConfig:
 
 def layer(entries: Mapping[str, Entry]) -> bytes:
     """An uncompressed layer tar; parents that aren't in it become directories."""
-    import io
-    import tarfile
+    above = {str(parent) for path in entries for parent in PurePosixPath(path).parents}
+    return _tar(dict(sorted({**{path: Entry() for path in above - {"/"}}, **entries}.items())))
 
-    complete = {**_parents(entries), **entries}
+
+def _tar(entries: Mapping[str, Entry]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in sorted(complete):
-            entry = complete[path]
+        for path, entry in entries.items():
             info = tarfile.TarInfo(path.lstrip("/"))
             info.mode = entry.mode
             if entry.target:
@@ -65,17 +71,8 @@ def layer(entries: Mapping[str, Entry]) -> bytes:
     return buffer.getvalue()
 
 
-def _parents(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    above = {str(parent) for path in entries for parent in PurePosixPath(path).parents}
-    return {path: Entry() for path in above - {"/"}}
-
-
 def archive(reference: str, content: bytes, config: ImageConfig, also: Sequence[str] = ()) -> bytes:
     """One image of one layer, as ``docker save`` would write it; `also` are more names for it."""
-    import io
-    import json
-    import tarfile
-
     digest = sha256(content)
     document = json.dumps(_config(config, digest), sort_keys=True).encode()
     config_name = f"{sha256(document)}.json"
@@ -87,13 +84,7 @@ def archive(reference: str, content: bytes, config: ImageConfig, also: Sequence[
         f"{digest}/layer.tar": content,
         "manifest.json": json.dumps(manifest).encode(),
     }
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
+    return _tar({name: Entry(data, mode=0o644) for name, data in files.items()})
 
 
 def _config(config: ImageConfig, digest: str) -> dict[str, Any]:
@@ -115,8 +106,6 @@ def _config(config: ImageConfig, digest: str) -> dict[str, Any]:
 
 def sha256(data: bytes) -> str:
     """Hexadecimal digest."""
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()
 
 
@@ -214,8 +203,6 @@ class _Tree:
 
 def assemble(host: Host) -> HostFiles:
     """Collect interpreter, libraries and program. `PreconditionError` if this Python can't be copied."""
-    import sys
-
     python = host.realpath(sys.executable)
     seen = _query_interpreter(host, python)
     tree = _Tree(host)
@@ -242,8 +229,6 @@ def assemble(host: Host) -> HostFiles:
 
 
 def _query_interpreter(host: Host, python: str) -> dict[str, Any]:
-    import json
-
     argv = (python, "-I", "-S", "-B", "-c", _PROBE, str(_PACKAGE.parent), MODULE, *_ALSO)
     done = host.run(argv, timeout=_PROBE_SECONDS)
     try:
@@ -282,8 +267,6 @@ def _add_library(tree: _Tree, path: str) -> bool:
 
 def elf_interpreter(data: bytes) -> str | None:
     """PT_INTERP of a 64-bit little-endian ELF file (elf(5)): the dynamic loader's path."""
-    import struct
-
     if data[:6] != _ELF + b"\x02\x01":
         return None
     try:

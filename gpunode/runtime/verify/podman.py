@@ -33,6 +33,7 @@ from gpunode.runtime.verify.container import (
     new_token,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
+from gpunode.runtime.verify.image import Names, assemble, verification_image
 
 # The podman command line: the few calls for running one program. It has no daemon to query.
 
@@ -184,8 +185,6 @@ def _take_out(progress: Progress, what: str, remove: partial[str]) -> None:
 
 def _image(podman: Podman, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
     """An image from this node, removed at the end."""
-    from gpunode.runtime.verify.image import Names, assemble, verification_image
-
     with progress.step("make an image from this node's own files"):
         host = podman.host
         names = Names(f"{maker(host)}-{token}", labels(host))
