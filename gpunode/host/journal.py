@@ -20,55 +20,32 @@ from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
+from gpunode.host.recording import mismatch
 from gpunode.output.result import Change
 
 # The journal's manifest as `Journal.begin` writes it: an invalid directory must not make every run fail.
+# Keys without "!" are those that earlier releases or other operations don't write.
 
-_FILE: Mapping[str, type] = {
-    "path": str, "existed": bool, "mode": int, "uid": int, "gid": int,
-    "backup": str, "before": str, "after": str, "interim": list,
+_FILE: dict[str, Any] = {
+    "path!": str, "existed!": bool, "mode!": int, "uid!": int, "gid!": int,
+    "backup!": str, "before!": str, "after!": str, "interim!": [str],
+    "directories": [str], "generated": bool, "beside": bool,
 }  # fmt: skip
-# keys that earlier releases didn't write, and keys that only some operations write
-_MAY_FILE: Mapping[str, type] = {"directories": list, "generated": bool, "beside": bool}
-_MAY: Mapping[str, type] = {
+_MANIFEST: dict[str, Any] = {
     "state": str, "operation": str, "engine": str, "manager": str, "config": str, "socket": str,
-    "verb": str, "restartCommand": str, "runtimes": list, "units": list, "cdi": list,
-    "undoes": list,
+    "verb": str, "restartCommand": str, "runtimes": [str], "units": [str], "cdi": [str],
+    "undoes": [str], "unitsBefore": {"*": [str]}, "files": [_FILE],
+    "activeBefore": ({"handlers": list}, None),
 }  # fmt: skip
 
 
 def is_manifest(manifest: Any) -> bool:
     """Whether every field that gpunode reads again has its type; others are only shown."""
-    if not isinstance(manifest, dict) or not _fits(manifest, {}, _MAY):
+    if mismatch(manifest, _MANIFEST, ""):
         return False
-    before = manifest.get("activeBefore")
-    handlers = before.get("handlers", []) if isinstance(before, dict) else []
-    files, units = manifest.get("files", []), manifest.get("unitsBefore", {})
-    if not isinstance(units, dict) or not all(map(_is_unit_state, units.values())):
-        return False
-    return isinstance(files, list) and isinstance(handlers, list) and all(map(_is_file, files))
-
-
-def _is_unit_state(words: Any) -> bool:
-    return _is(words, list) and len(words) == 2
-
-
-def _is_file(file: Any) -> bool:
-    if not isinstance(file, dict) or not _fits(file, _FILE, _MAY_FILE):
-        return False
-    return bool(file["path"].startswith("/")) and "/" not in file["backup"]
-
-
-def _fits(fields: Mapping[str, Any], must: Mapping[str, type], may: Mapping[str, type]) -> bool:
-    """Whether the keys have their types, and lists hold strings; those of `may` can be absent."""
-    kinds = {**must, **{key: kind for key, kind in may.items() if key in fields}}
-    return all(_is(fields.get(key), kind) for key, kind in kinds.items())
-
-
-def _is(value: Any, kind: type) -> bool:
-    if not isinstance(value, kind):
-        return False
-    return not isinstance(value, list) or all(isinstance(item, str) for item in value)
+    files, states = manifest.get("files", ()), manifest.get("unitsBefore", {}).values()
+    paths = all(file["path"].startswith("/") and "/" not in file["backup"] for file in files)
+    return paths and all(len(words) == 2 for words in states)
 
 
 STATE_DIRECTORY = "/var/lib/gpunode"

@@ -9,12 +9,10 @@ from gpunode.errors import ConfigError
 
 RECORDING = ".gpunode/recording.json"
 KERNEL_LOG = ".gpunode/kernel.log"
-SECTIONS = ("commands", "devices", "sockets", "daemons", "nvml", "filesystems", "modes", "unreadable")
-_DEVICE_NUMBERS = (("major", None), ("minor", None), ("gid", 0))
-_OCTAL = re.compile(r"[0-7]{1,4}")
+_MODE = re.compile(r"[0-7]{1,4}")
 
-# The types of recorded answers of a daemon or NVML: a type, [type] for a list, a mapping for an object ("*":
-# every key; "!": required), a tuple for alternatives, object for anything.
+# The types of recorded values: a type, [type] for a list, a mapping for an object ("*": every key; "!":
+# required), a tuple for alternatives, a pattern for a string that it matches, object for anything.
 _COUNT, _TEXT, _FLAG = (int, None), (str, None), (bool, None)
 _TEXTS, _NUMBERS = [str], {"*": int}
 _PLACE = {"start!": int, "size!": int}
@@ -127,10 +125,22 @@ _DAEMON: dict[str, Any] = {
     "options": object,
     "problem": {"code": str, "message": str},
 }
-_SHAPES = {"nvml": _NVML, "daemons": {"*": _DAEMON}}
+_SECTIONS: dict[str, dict[str, Any]] = {
+    "commands": {"*": {"code": int, "stdout": str, "stderr": str}},
+    "devices": {"*": {"major!": int, "minor!": int, "mode!": _MODE, "gid": int}},
+    "sockets": {"*": str},
+    "daemons": {"*": _DAEMON},
+    "nvml": _NVML,
+    "filesystems": {"*": {"*": int}},
+    "modes": {"*": _MODE},
+    "unreadable": {"*": str},
+}
 _HINT = "correct that key, or record the machine again; the format is in docs/recorded-machines.md"
 _INDEX = re.compile(r"[0-9]{1,5}")
-_NAMES = {int: "an integer", str: "a string", bool: "true or false", dict: "an object", list: "a list"}
+_NAMES: dict[Any, str] = {
+    **{int: "an integer", str: "a string", bool: "true or false", dict: "an object", list: "a list"},
+    _MODE: 'a mode such as "0644"',
+}
 
 
 def parse_recording(text: str) -> dict[str, Any]:
@@ -145,34 +155,29 @@ def parse_recording(text: str) -> dict[str, Any]:
         raise ConfigError(f"{RECORDING} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{RECORDING} doesn't contain a JSON object")
-    for section in SECTIONS:
-        entries = loaded.setdefault(section, {})
-        if not isinstance(entries, dict):
-            raise ConfigError(f"{RECORDING}: {section} is not a JSON object")
-        for key, value in entries.items():
-            problem = _problem(section, value)
-            if problem:
-                raise ConfigError(f"{RECORDING}: {section}: {key!r}: {problem}", hint=_HINT)
-        mismatch = _mismatch(entries, _SHAPES.get(section, dict), section)
-        if mismatch:
-            raise ConfigError(f"{RECORDING}: {mismatch}", hint=_HINT)
+    for section, shape in _SECTIONS.items():
+        if problem := mismatch(loaded.setdefault(section, {}), shape, section):
+            raise ConfigError(f"{RECORDING}: {problem}", hint=_HINT)
     return loaded
 
 
-def _mismatch(value: Any, shape: Any, where: str) -> str:
+def mismatch(value: Any, shape: Any, where: str) -> str:
     """The first key below `where` whose value has another type than `shape` says; empty if none has."""
     if isinstance(shape, tuple):
-        problems = [_mismatch(value, option, where) for option in shape]
+        problems = [mismatch(value, option, where) for option in shape]
         return "" if "" in problems else problems[0]
     if shape is None:
         return "" if value is None else f"{where} must be null"
+    if isinstance(shape, re.Pattern):
+        fits = isinstance(value, str) and shape.fullmatch(value) is not None
+        return "" if fits else f"{where} must be {_NAMES[shape]}"
     if isinstance(shape, type):
         fits = shape is object or type(value) is shape
         return "" if fits else f"{where} must be {_NAMES[shape]}"
     if not isinstance(value, type(shape)):
         return f"{where} must be {_NAMES[type(shape)]}"
     if isinstance(shape, list):
-        problems = [_mismatch(item, shape[0], f"{where}[{index}]") for index, item in enumerate(value)]
+        problems = [mismatch(item, shape[0], f"{where}[{index}]") for index, item in enumerate(value)]
         return next(filter(None, problems), "")
     missing = [key for key in shape if key.endswith("!") and key[:-1] not in value]
     if missing:
@@ -181,42 +186,6 @@ def _mismatch(value: Any, shape: Any, where: str) -> str:
         return f"{where}.{wrong[0]}: the key must be the index of a GPU"
     for key, item in value.items():
         expected = shape.get(key, shape.get(f"{key}!", shape.get("*", object)))
-        if problem := _mismatch(item, expected, f"{where}.{key}"):
+        if problem := mismatch(item, expected, f"{where}.{key}"):
             return problem
-    return ""
-
-
-def _problem(section: str, value: Any) -> str:
-    """Why one entry is invalid, empty if it is valid."""
-    if section == "sockets":
-        return "" if isinstance(value, str) else "the state is not a string"
-    if section == "unreadable":
-        return "" if isinstance(value, str) else "the reason is not a string"
-    if section == "modes":
-        return (
-            ""
-            if isinstance(value, str) and _OCTAL.fullmatch(value)
-            else 'the mode is not a string such as "0644"'
-        )
-    if section == "nvml":
-        return ""
-    if not isinstance(value, dict):
-        return "not a JSON object"
-    if section == "filesystems":
-        whole = all(type(number) is int and number >= 0 for number in value.values())
-        return "" if whole else "size, left, inodes and inodesLeft must be whole numbers"
-    if section == "commands":
-        texts = all(isinstance(value.get(name, ""), str) for name in ("stdout", "stderr"))
-        return (
-            "" if texts and type(value.get("code", 0)) is int else "code, stdout or stderr has a wrong type"
-        )
-    if section == "devices":
-        numbers = all(type(value.get(name, default)) is int for name, default in _DEVICE_NUMBERS)
-        mode = value.get("mode")
-        octal = isinstance(mode, str) and _OCTAL.fullmatch(mode) is not None
-        return (
-            ""
-            if numbers and octal
-            else 'a device must have whole numbers major, minor and gid, and a mode such as "0666"'
-        )
     return ""

@@ -173,10 +173,10 @@ def test_recorded_machine_replays_and_contacts_nothing(host: Host, tmp_path: Pat
     [
         ("{", "not JSON"),
         ("[]", "JSON object"),
-        ('{"commands": []}', "commands is not a JSON object"),
-        ('{"commands": {"id": {"code": "0"}}}', "'id'"),
+        ('{"commands": []}', "recording.json: commands must be an object"),
+        ('{"commands": {"id": {"code": "0"}}}', "commands.id.code must be an integer"),
         ('{"devices": {"/dev/nvidia0": {"major": 195, "minor": 0, "mode": "rw"}}}', "mode such as"),
-        ('{"sockets": {"/run/docker.sock": true}}', "not a string"),
+        ('{"sockets": {"/run/docker.sock": true}}', "sockets./run/docker.sock must be a string"),
     ],
 )
 def test_malformed_recording_is_named(host: Host, tmp_path: Path, text: str, complaint: str) -> None:
