@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.output.typed import as_dict, as_strings, as_text
+from gpunode.output.typed import as_dict, as_text, from_plain, plain
 
 if TYPE_CHECKING:
     import grpc
@@ -109,7 +109,7 @@ class Cri:
     def status(self) -> CriStatus:
         """What the running daemon has loaded (``Status`` with ``verbose``)."""
         if not self.host.live:
-            return recorded_status(self._recalled("status", dict))
+            return from_plain(CriStatus, self._recalled("status", dict), lenient=True)
         from gpunode.daemons.proto import cri_pb2 as pb
 
         answer = self.call("RuntimeService", "Status", pb.StatusRequest(verbose=True), pb.StatusResponse)
@@ -118,13 +118,7 @@ class Cri:
             tuple(handler.name for handler in answer.runtime_handlers),
             {condition.type: condition.status for condition in answer.status.conditions},
         )
-        recorded: dict[str, Any] = {
-            "handlers": list(status.handlers),
-            "defaultHandler": status.default_handler,
-            "config": status.config,
-            "conditions": status.conditions,
-        }
-        self.host.heard("daemons", self.socket, {"status": recorded})
+        self.host.heard("daemons", self.socket, {"status": plain(status)})
         return status
 
     def call(
@@ -173,16 +167,6 @@ def parse_status(config: str, names: tuple[str, ...], conditions: Mapping[str, b
     engine = as_dict(tree.get("containerd"))
     handlers = dict.fromkeys([*as_dict(engine.get("runtimes")), *filter(None, names)])
     return CriStatus(tuple(handlers), as_text(engine.get("defaultRuntimeName")), tree, dict(conditions))
-
-
-def recorded_status(data: Mapping[str, Any]) -> CriStatus:
-    """A status in the form of docs/recorded-machines.md; entries of another type count as absent."""
-    return CriStatus(
-        as_strings(data.get("handlers")),
-        as_text(data.get("defaultHandler")),
-        as_dict(data.get("config")),
-        {name: bool(holds) for name, holds in as_dict(data.get("conditions")).items()},
-    )
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -264,7 +248,7 @@ def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriCont
         listed = seen.get("containers") if isinstance(seen, dict) else None
         if not isinstance(listed, list):
             raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
-        return tuple(_recorded(entry) for entry in listed if isinstance(entry, dict))
+        return tuple(from_plain(CriContainer, entry, lenient=True) for entry in listed)
     from gpunode.daemons.proto import cri_pb2 as pb
 
     running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
@@ -275,7 +259,7 @@ def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriCont
             "RuntimeService", "ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse
         )
     listed = combine(containers, sandboxes)
-    host.heard("daemons", socket, {"containers": [asdict(container) for container in listed]})
+    host.heard("daemons", socket, {"containers": plain(listed)})
     return listed
 
 
@@ -300,8 +284,3 @@ def combine(
             )
         )
     return tuple(listed)
-
-
-def _recorded(entry: dict[str, Any]) -> CriContainer:
-    names = ("id", "name", "pod", "namespace", "image", "handler")
-    return CriContainer(*(str(entry.get(key, "")) for key in names))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpunode.daemons.grpc_client import MALFORMED, CallError, open_channel, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
+from gpunode.output.typed import as_strings, from_plain
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -43,7 +44,8 @@ def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, .
     `DaemonError` says why it is unknown: no socket, no permission, no listener, no answer in time.
     """
     if not host.live:
-        return tuple(map(_recorded_holding, _recalled(host, socket, "pods")))
+        pods = _recalled(host, socket, "pods")
+        return tuple(from_plain(Holding, holding, lenient=True) for holding in pods)
     from gpunode.daemons.proto import podresources_pb2 as pb
 
     request = pb.ListPodResourcesRequest()
@@ -60,10 +62,7 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
     feature gate KubeletPodResourcesGetAllocatable off).
     """
     if not host.live:
-        table = dict(_recalled(host, socket, "allocatable"))
-        return {
-            str(name): tuple(map(str, ids)) if isinstance(ids, list) else () for name, ids in table.items()
-        }
+        return {name: as_strings(ids) for name, ids in _recalled(host, socket, "allocatable").items()}
     from gpunode.daemons.proto import podresources_pb2 as pb
 
     request = pb.AllocatableResourcesRequest()
@@ -88,19 +87,6 @@ def _as_recorded(holding: Holding) -> dict[str, Any]:
     recorded = asdict(holding)
     del recorded["pod_uid"]
     return {**recorded, "ids": list(holding.ids)}
-
-
-def _recorded_holding(entry: Any) -> Holding:
-    """An object with the fields of `Holding`; values of another type count as absent."""
-    known = entry if isinstance(entry, dict) else {}
-    namespace, pod, container, resource = (
-        str(known.get(key, "")) for key in ("namespace", "pod", "container", "resource")
-    )
-    return Holding(namespace, pod, container, resource, _recorded_ids(known.get("ids")))
-
-
-def _recorded_ids(ids: Any) -> tuple[str, ...]:
-    return tuple(map(str, ids)) if isinstance(ids, list) else ()
 
 
 def _query(

@@ -28,6 +28,7 @@ from gpunode.host.files import (
     resolve_in_root,
 )
 from gpunode.host.recording import KERNEL_LOG, RECORDING, parse_recording
+from gpunode.output.typed import from_plain
 
 # paths below a process's root directory; the link's text isn't its real target
 _INSIDE = re.compile(r"(/proc/([0-9]+)/root)(/.*)", re.DOTALL)
@@ -61,12 +62,6 @@ class FileSystem:
     left: int
     inodes: int
     inodes_left: int
-
-
-def _recorded_file_system(seen: Any) -> FileSystem | None:
-    if not isinstance(seen, dict):
-        return None
-    return FileSystem(*(int(seen.get(key, 0)) for key in ("size", "left", "inodes", "inodesLeft")))
 
 
 @dataclass(frozen=True)
@@ -348,7 +343,8 @@ class ReadingHost:
         """Free space of the file system of `path` (statvfs(3)); None if the path doesn't exist. Blocks on a
         file system that hangs."""
         if not self.live:
-            return _recorded_file_system(self.recorded("filesystems", path))
+            seen = self.recorded("filesystems", path)
+            return None if seen is None else from_plain(FileSystem, seen, lenient=True)
         with explained(path, "look at"), suppress(*_MISSING):
             status = os.statvfs(self.path(path))
             size, left = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize

@@ -17,6 +17,7 @@ from gpunode.host import Host
 from gpunode.host.files import READ_BYTES, follow_links
 from gpunode.host.process import Completed
 from gpunode.host.reading import DeviceNode, FileSystem
+from gpunode.output.typed import plain
 
 MOST_FILE = 8 << 20
 MOST_BYTES = 96 << 20
@@ -123,9 +124,7 @@ class RecordingHost(Host):
     def file_system(self, path: str) -> FileSystem | None:
         file_system = Host.file_system(self, path)
         if file_system is not None:
-            names = ("size", "left", "inodes", "inodesLeft")
-            numbers = (file_system.size, file_system.left, file_system.inodes, file_system.inodes_left)
-            self.heard("filesystems", path, dict(zip(names, numbers, strict=True)))
+            self.heard("filesystems", path, plain(file_system))
         return file_system
 
     def kernel_log(self) -> tuple[str, ...] | None:
