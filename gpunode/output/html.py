@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from gpunode.output.render import printable
 from gpunode.output.result import many
 
 # Sections of the doctor's page as HTML, every value escaped; the most urgent ones first.
@@ -32,12 +33,7 @@ _WORDS = {
 
 def escaped(value: object) -> str:
     """Text for an element or a quoted attribute; control characters and lone surrogates are shown."""
-    text = str(value).encode("utf-8", "backslashreplace").decode()
-    printable = "".join(
-        char if char in "\n\t" or char.isprintable() else char.encode("unicode_escape").decode()
-        for char in text
-    )
-    return escape(printable, quote=True)
+    return escape(printable(str(value)))
 
 
 def state(finding: Mapping[str, Any]) -> str:
