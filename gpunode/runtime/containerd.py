@@ -19,8 +19,6 @@ from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, config
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, unchanged
 from gpunode.runtime.trees import Tree, same
 
-_HAS_CDI = (1, 7)
-
 
 @dataclass(frozen=True)
 class ContainerdEngine:
@@ -38,11 +36,7 @@ class ContainerdEngine:
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Add the runtime to a file that this containerd reads; any change needs a restart."""
         self._refuse_managed()
-        if desired.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
-            release = ".".join(map(str, self.daemon.version))
-            raise PreconditionError(
-                f"containerd {release} has no CDI, which came with 1.7", hint="leave out --cdi or upgrade it"
-            )
+        desired.refuse_without_cdi(self.daemon)
         state = self._state()
         copies = containerd_plan.copies(state)
         if desired.replace and copies:
@@ -68,8 +62,6 @@ class ContainerdEngine:
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from every file that names them."""
-        from gpunode.runtime import containerd_plan
-
         self._refuse_managed()
         state = self._state()
         unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}

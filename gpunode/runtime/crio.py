@@ -19,7 +19,6 @@ from gpunode.errors import (
     ConfigError,
     DaemonError,
     GpunodeError,
-    PreconditionError,
     UsageError,
     ValidationError,
 )
@@ -480,7 +479,6 @@ def toolkit_edit(
     return FileEdit(DEFAULT_PATH, content, after.encode()), ()
 
 
-_HAS_CDI = (1, 24)
 _HOOK_DIRECTORIES = ("/usr/share/containers/oci/hooks.d",)  # CRI-O's own default
 _PACKAGED_CONMON = "/usr/libexec/crio/conmon"  # outside every PATH
 _CLOCK_SECONDS = (
@@ -623,12 +621,7 @@ class CrioEngine:
         return hook_removals(self.host, directories or _HOOK_DIRECTORIES)
 
     def _refuse(self, desired: DesiredConfig) -> None:
-        version = self.daemon.version
-        if desired.cdi and version and version < _HAS_CDI:
-            raise PreconditionError(
-                f"CRI-O {'.'.join(map(str, version))} has no CDI, which came with 1.24",
-                hint="leave out --cdi or upgrade CRI-O",
-            )
+        desired.refuse_without_cdi(self.daemon)
         default = option_value(self.daemon.argv[1:], "--default-runtime")
         if desired.default and default not in (None, desired.default):
             raise self._outdone(f"--default-runtime {default}")

@@ -442,7 +442,6 @@ def _flags_without_config(argv: tuple[str, ...]) -> list[str]:
 
 
 _PROGRAM = "nvidia-container-runtime"
-_HAS_CDI = (25,)
 _CDI_REASON = "features.cdi is read only when dockerd starts"
 
 
@@ -479,7 +478,7 @@ class DockerEngine:
         path = self.daemon.config_path
         before = self.host.read_bytes(path)
         content = decode(before, path)
-        self._refuse_cdi(desired)
+        desired.refuse_without_cdi(self.daemon)
         require_snap_program(self.host, self.daemon, desired)
         had_cdi = self._cdi_is_on(content)
         by_flag = flag_default(self.daemon.argv) == desired.default
@@ -585,13 +584,6 @@ class DockerEngine:
         if edit.action == "unchanged":
             return "reload", "daemon.json has the runtime already, the running dockerd has not"
         return "reload", "dockerd reloads its runtimes on SIGHUP"
-
-    def _refuse_cdi(self, desired: DesiredConfig) -> None:
-        if desired.cdi and self.daemon.version and self.daemon.version < _HAS_CDI:
-            version = ".".join(map(str, self.daemon.version))
-            raise PreconditionError(
-                f"Docker {version} has no CDI, which came with 25.0", hint="leave out --cdi or upgrade Docker"
-            )
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """`dockerd --validate` on a staged copy, or the known rules; `ValidationError` if it refuses."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.daemons import Daemon
+from gpunode.facts.registry import ENGINES
 from gpunode.host import NOT_TRUSTED, Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
@@ -50,6 +51,16 @@ class DesiredConfig:
     def default(self) -> str:
         """The handler that should be the default; empty if the default isn't changed."""
         return self.handlers[0].name if self.set_as_default and self.handlers else ""
+
+    def refuse_without_cdi(self, daemon: Daemon) -> None:
+        """`PreconditionError` if CDI is requested and this release doesn't have it; an unknown one may."""
+        engine = ENGINES[daemon.name]
+        if self.cdi and daemon.version and daemon.version < engine.cdi:
+            present, first = (".".join(map(str, version)) for version in (daemon.version, engine.cdi))
+            raise PreconditionError(
+                f"{engine.title} {present} has no CDI, which came with {first}",
+                hint=f"leave out --cdi or upgrade {engine.title}",
+            )
 
 
 @dataclass(frozen=True)

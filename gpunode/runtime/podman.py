@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.errors import ConfigError, DaemonError, PreconditionError, UsageError, ValidationError
+from gpunode.errors import ConfigError, DaemonError, UsageError, ValidationError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.podman import CONFIG, DROP_INS, PodmanConfig, load_podman
 from gpunode.facts.toml import dig, parse_toml
@@ -118,7 +118,6 @@ def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
     )
 
 
-_HAS_CDI = (4, 1)
 _SECONDS = 30.0
 _WHY = "podman reads its files each time it runs, so gpunode queries podman itself"
 
@@ -186,12 +185,7 @@ class PodmanEngine:
         handlers: tuple[Handler, ...],
         hooks: tuple[FileEdit, ...],
     ) -> tuple[str, ...]:
-        version = self.daemon.version
-        if desired.cdi and version and version < _HAS_CDI:
-            raise PreconditionError(
-                f"podman {'.'.join(map(str, version))} has no CDI, which came with 4.1",
-                hint="leave out --cdi or upgrade podman",
-            )
+        desired.refuse_without_cdi(self.daemon)
         notes = [injects_twice(hooks[0].path)] if hooks and not desired.cdi else []
         directories = config.strings("cdi_spec_dirs")
         if desired.cdi and directories:
