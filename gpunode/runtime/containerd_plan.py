@@ -31,7 +31,7 @@ from gpunode.runtime.containerd_files import (
     snapshotter_without_runtimes,
 )
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
-from gpunode.runtime.trees import Mutation, Tree
+from gpunode.runtime.trees import Mutation, Tree, in_turn, prune
 
 _CDI_DIRECTORIES = (("/etc/cdi",), ("/var/run/cdi", "/run/cdi"))
 
@@ -61,13 +61,9 @@ class _Draft:
         """New text of every file that changes."""
         result: dict[str, str | None] = {}
         for path, mutations in self.mutations.items():
-
-            def mutate(tree: Tree, mutations: list[Mutation] = mutations) -> None:
-                for mutation in mutations:
-                    mutation(tree)
-
             hint = "" if path == self.state.drop_in else self._hint()
-            result[path] = toml_edit.edit(self.state.texts.get(path, ""), mutate, path, hint)
+            text = self.state.texts.get(path, "")
+            result[path] = toml_edit.edit(text, in_turn(mutations), path, hint)
         return result
 
     def _hint(self) -> str:
@@ -458,7 +454,7 @@ def take_out(tree: Tree, unwanted: UnwantedConfig, *, deep: bool = False) -> Non
             _clear(tree, below, unwanted, deep=deep)
         if unwanted.cdi and dig(tree, *below[:2], "enable_cdi") is True:
             del tree["plugins"][plugin]["enable_cdi"]
-            _prune(tree, below[:2])
+            prune(tree, below[:2])
 
 
 def _clear(tree: Tree, below: tuple[str, ...], unwanted: UnwantedConfig, *, deep: bool) -> None:
@@ -476,22 +472,14 @@ def _clear(tree: Tree, below: tuple[str, ...], unwanted: UnwantedConfig, *, deep
         if dig(containerd, "runtimes", name) is not None:
             del containerd["runtimes"][name]
             if not (deep and has_image_settings(containerd)):
-                _prune(tree, (*below, "runtimes"))
+                prune(tree, (*below, "runtimes"))
     if touched:
-        _prune(tree, below)
+        prune(tree, below)
 
 
 def _is_nvidias(table: object) -> bool:
     programs = [dig(table, "options", key) for key in ("BinaryName", "Runtime")]
     return any(isinstance(program, str) and is_nvidia_program(program) for program in programs)
-
-
-def _prune(tree: Tree, path: tuple[str, ...]) -> None:
-    """Remove tables that became empty, from the inside out."""
-    while path and dig(tree, *path) == {}:
-        parent = dig(tree, *path[:-1])
-        del parent[path[-1]]
-        path = path[:-1]
 
 
 def _restore_default(state: State, unwanted: UnwantedConfig, texts: dict[str, str | None]) -> None:

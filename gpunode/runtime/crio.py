@@ -58,7 +58,7 @@ from gpunode.runtime.engine import (
 )
 from gpunode.runtime.podman import hook_removals, injects_twice, reads_none
 from gpunode.runtime.toolkit_file import with_settings
-from gpunode.runtime.trees import Mutation, Tree, same
+from gpunode.runtime.trees import Mutation, Tree, in_turn, prune, same
 
 # The base of an nvidia handler: which of CRI-O's own low-level handlers it copies.
 
@@ -189,12 +189,7 @@ class _Work:
         known = {file.path: file.text for file in self.state.config.files}
         result: dict[str, str | None] = {file.path: None for file in self.gone}
         for path, mutations in self.changes.items():
-
-            def mutate(tree: Tree, mutations: list[Mutation] = mutations) -> None:
-                for mutation in mutations:
-                    mutation(tree)
-
-            result[path] = toml_edit.edit(known.get(path, ""), mutate, path)
+            result[path] = toml_edit.edit(known.get(path, ""), in_turn(mutations), path)
         return result
 
 
@@ -331,14 +326,7 @@ def _take_out_handlers(tree: Tree, names: Collection[str]) -> None:
     handlers = dig(tree, "crio", "runtime", "runtimes")
     for name in [name for name in names if isinstance(handlers, dict) and name in handlers]:
         del handlers[name]
-    for path in (("crio", "runtime", "runtimes"), ("crio", "runtime"), ("crio",)):
-        _prune(tree, path)
-
-
-def _prune(tree: Tree, path: tuple[str, ...]) -> None:
-    parent: Any = dig(tree, *path[:-1])
-    if isinstance(parent, dict) and parent.get(path[-1]) == {}:
-        del parent[path[-1]]
+    prune(tree, ("crio", "runtime", "runtimes"))
 
 
 # Validation of CRI-O's new files: read by ``crio config``, and checked for known fatal errors.

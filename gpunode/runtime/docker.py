@@ -39,7 +39,7 @@ from gpunode.output.result import many
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
-from gpunode.runtime.trees import Tree
+from gpunode.runtime.trees import Tree, prune
 
 # Notes about Docker on this node beyond its files: pods, containers, the snap.
 
@@ -221,8 +221,7 @@ def _take_out(tree: Tree, key: str, name: str) -> None:
     """Remove `name` from the object at `key`, and that object if it is then empty."""
     if name in (tree.get(key) or {}):
         del tree[key][name]
-        if not tree[key]:
-            del tree[key]
+        prune(tree, (key,))
 
 
 def _put_default_back(tree: Tree, previous: str) -> None:

@@ -17,7 +17,7 @@ from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode, edits_to
 from gpunode.runtime.toml_edit import document
-from gpunode.runtime.trees import Tree
+from gpunode.runtime.trees import Tree, prune
 
 # Plans for podman's files. Pure functions over their text; podman.py reads, validates and queries.
 
@@ -72,10 +72,7 @@ def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> Draft:
             del engine["runtime"]
         for name in [name for name in unwanted.names if name in engine.get("runtimes", {})]:
             del engine["runtimes"][name]
-        if engine.get("runtimes") == {}:
-            del engine["runtimes"]
-        if not engine:
-            del tree["engine"]
+        prune(tree, ("engine", "runtimes"))
 
     texts: dict[str, str | None] = {}
     for file in config.files:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from gpunode.facts.toml import dig
 
 Tree = dict[str, Any]
 Mutation = Callable[[Tree], None]
@@ -27,6 +29,24 @@ class Remove:
 
 
 Edit = Set | Remove
+
+
+def in_turn(mutations: Sequence[Mutation]) -> Mutation:
+    """All of these as one."""
+
+    def mutate(tree: Tree) -> None:
+        for mutation in mutations:
+            mutation(tree)
+
+    return mutate
+
+
+def prune(tree: Tree, path: tuple[str, ...]) -> None:
+    """Remove the table at `path` and those above it as far as they are empty, from the inside out."""
+    for depth in range(len(path) - 1, -1, -1):
+        parent = dig(tree, *path[:depth])
+        if isinstance(parent, dict) and parent.get(path[depth]) == {}:
+            del parent[path[depth]]
 
 
 def mutated(tree: Tree, mutate: Mutation) -> Tree:
