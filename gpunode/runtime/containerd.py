@@ -16,8 +16,10 @@ from gpunode.runtime import containerd_check, containerd_plan
 from gpunode.runtime.containerd_check import Judge, Texts
 from gpunode.runtime.containerd_files import DROP_IN_NAME, NVIDIA_DROP_INS, State, refuse_missing_import
 from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
-from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, unchanged
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, unchanged, verb_for
 from gpunode.runtime.trees import Tree, same
+
+_CHANGE = ("restart", "containerd reads its configuration only when it starts; containers keep running")
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,7 @@ class ContainerdEngine:
         else:
             basis, outcome = state, configured(state, desired)
         edits = self._edits(outcome)
-        verb, reason = _verb(edits, active is None or active.has(desired))
-        previous = basis.config.named_default if desired.default else ""
+        verb, reason = verb_for(edits, active is None or active.has(desired), _CHANGE)
         return Plan(
             "containerd",
             edits or (unchanged(self.host, self.daemon.config_path),),
@@ -55,7 +56,7 @@ class ContainerdEngine:
             reason,
             (*outcome.notes, *self._about_drop_ins(state, copies, outcome)),
             outcome.version,
-            previous_default="" if previous == desired.default else previous,
+            previous_default=desired.replaces(basis.config.named_default),
             had_runtime=any(name in state.config.runtimes for name in desired.names),
             switched_cdi=outcome.switched_cdi,
         )
@@ -93,7 +94,7 @@ class ContainerdEngine:
         notes: tuple[str, ...] = (),
     ) -> Plan:
         gone = active is None or not any(name in active.handlers for name in names)
-        verb, reason = _verb(edits, gone)
+        verb, reason = verb_for(edits, gone, _CHANGE)
         return Plan("containerd", edits, verb, reason, notes, version)
 
     def _replacement(self, desired: DesiredConfig, copies: Copies) -> Replacement:
@@ -241,14 +242,6 @@ class ContainerdEngine:
 
 def _disabled_short(config: ContainerdConfig) -> bool:
     return "cri" in config.disabled
-
-
-def _verb(edits: tuple[FileEdit, ...], in_force: bool) -> tuple[str, str]:
-    if any(edit.action != "unchanged" for edit in edits):
-        return "restart", "containerd reads its configuration only when it starts; containers keep running"
-    if not in_force:
-        return "restart", "the files are correct, but the running containerd has not loaded them"
-    return "none", ""
 
 
 def _edit(path: str, before: bytes | None, after: str | None) -> FileEdit:

@@ -494,7 +494,6 @@ class DockerEngine:
         if user.restart and verb != "restart":
             verb, reason = "restart", user.restart
         tree = parse_daemon_json(content, path)
-        previous = str(tree.get("default-runtime") or "")
         plan = Plan(
             "docker",
             (edit,),
@@ -505,7 +504,7 @@ class DockerEngine:
                 *user.notes,
                 *notes(self.host, self.daemon, desired, active),
             ),
-            previous_default=previous if desired.default and previous != desired.default else "",
+            previous_default=desired.replaces(str(tree.get("default-runtime") or "")),
             had_runtime=any(name in (tree.get("runtimes") or {}) for name in desired.names),
             switched_cdi=keys.cdi,
         )

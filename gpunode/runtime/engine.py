@@ -6,7 +6,7 @@ is the only code that carries one out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -51,6 +51,10 @@ class DesiredConfig:
     def default(self) -> str:
         """The handler that should be the default; empty if the default isn't changed."""
         return self.handlers[0].name if self.set_as_default and self.handlers else ""
+
+    def replaces(self, default: str) -> str:
+        """`default` if another runtime becomes the default, else empty."""
+        return default if self.default not in ("", default) else ""
 
     def refuse_without_cdi(self, daemon: Daemon) -> None:
         """`PreconditionError` if CDI is requested and this release doesn't have it; an unknown one may."""
@@ -99,6 +103,16 @@ def unchanged(host: Host, path: str) -> FileEdit:
     """A file to show that a plan leaves as it is."""
     content = host.read_bytes(path)
     return FileEdit(path, content, content)
+
+
+def verb_for(
+    edits: Iterable[FileEdit], effective: bool, change: tuple[str, str], stale: str = ""
+) -> tuple[str, str]:
+    """Verb and reason of a plan: `change` if a file changes, a restart if the files aren't effective."""
+    if any(edit.action != "unchanged" for edit in edits):
+        return change
+    stale = stale or "the files are correct, but the running containerd has not loaded them"
+    return ("none", "") if effective else ("restart", stale)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types
-from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, verb_for
 
 _UPGRADE = (
     "k0s 1.36 does not start with this drop-in: before that upgrade take it out (gpunode unconfigure-runtime"
@@ -140,13 +140,6 @@ class K0sEngine:
         return FileEdit(path, before, after.encode())
 
     def _acting(self, edits: tuple[FileEdit, ...], in_force: bool) -> Plan:
-        verb, reason = "none", ""
-        if any(edit.action != "unchanged" for edit in edits):
-            if self.daemon.process is not None:
-                verb, reason = (
-                    "wait",
-                    "k0s sees the change and restarts its containerd itself; pods keep running",
-                )
-        elif not in_force:
-            verb, reason = "restart", "the files are correct, but the running containerd has not loaded them"
-        return rendered.plan_of(self.daemon, edits, self._config, verb, reason)
+        change = ("wait", "k0s sees the change and restarts its containerd itself; pods keep running")
+        verb = verb_for(edits, in_force, change if self.daemon.process is not None else ("none", ""))
+        return rendered.plan_of(self.daemon, edits, self._config, verb)

@@ -25,7 +25,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import cri_of, runtime_table
-from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode, verb_for
 from gpunode.runtime.trees import Tree
 
 # NVIDIA's programs that k3s and rke2 find when they start, and so register by themselves.
@@ -313,11 +313,10 @@ class K3sEngine:
         else:
             edits = ()
         plan = self._acting(edits, active is None or active.has(desired), self._rendered_has(desired))
-        previous = config.named_default if desired.default else ""
         known = any(self._files.defines(path, desired.names) for path in self._files.own())
         return replace(
             plan,
-            previous_default="" if previous == desired.default else previous,
+            previous_default=desired.replaces(config.named_default),
             had_runtime=known,
             switched_cdi=bool(edits) and not self._has_cdi(desired),
         )
@@ -496,15 +495,12 @@ class K3sEngine:
 
     def _acting(self, edits: tuple[FileEdit, ...], in_force: bool, rendered: bool) -> Plan:
         name = self.daemon.manager
-        verb, reason = "none", ""
-        if any(edit.action != "unchanged" for edit in edits):
-            verb, reason = "restart", f"{name} renders containerd's file only when it starts"
-        elif not rendered and self.daemon.process is not None:
-            verb, reason = "restart", f"{name} looks for NVIDIA's runtimes only when it starts"
-        elif not in_force:
-            verb, reason = "restart", "the files are correct, but the running containerd has not loaded them"
+        change = ("restart", f"{name} renders containerd's file only when it starts")
+        unseen = not rendered and self.daemon.process is not None
+        stale = f"{name} looks for NVIDIA's runtimes only when it starts" if unseen else ""
+        verb, reason = verb_for(edits, in_force and not unseen, change, stale)
         reason += f"; {distributions.away(self.daemon)}" if reason else ""
-        return distributions.plan_of(self.daemon, edits, self._files.config, verb, reason)
+        return distributions.plan_of(self.daemon, edits, self._files.config, (verb, reason))
 
 
 def _as_text(tree: Tree, path: str) -> str:

@@ -17,7 +17,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_plan import take_out
-from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, verb_for
 
 TEMPLATE = "containerd-template.toml"
 # values that the service fills in; the snapshotter depends on the file system, and a parser accepts any
@@ -88,12 +88,10 @@ class Microk8sEngine:
         return config
 
     def _acting(self, edits: tuple[FileEdit, ...], in_force: bool) -> Plan:
-        verb, reason = "none", ""
-        if any(edit.action != "unchanged" for edit in edits):
-            verb, reason = "restart", "microk8s renders containerd's file when that starts; pods keep running"
-        elif not in_force:
-            verb, reason = "restart", "the template is correct, but the running containerd has not loaded it"
-        return distributions.plan_of(self.daemon, edits, self._config, verb, reason)
+        change = ("restart", "microk8s renders containerd's file when that starts; pods keep running")
+        stale = "the template is correct, but the running containerd has not loaded it"
+        verb = verb_for(edits, in_force, change, stale)
+        return distributions.plan_of(self.daemon, edits, self._config, verb)
 
 
 def fill_in(template: str) -> str:

@@ -122,19 +122,17 @@ def edit_of(path: str, before: bytes | None, text: str | None) -> FileEdit:
 
 
 def plan_of(
-    daemon: Daemon, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: str, reason: str
+    daemon: Daemon, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: tuple[str, str]
 ) -> Plan:
     """A plan that shows the active file as unchanged if there is nothing to write."""
-    shown_edits = edits or (untouched(config),)
-    return Plan(daemon.manager, shown_edits, verb, reason, config_version=config.version)
+    return Plan(daemon.manager, edits or (untouched(config),), *verb, config_version=config.version)
 
 
 def with_history(plan: Plan, config: ContainerdConfig, desired: DesiredConfig) -> Plan:
     """The plan with what a removal must know: the earlier default and runtimes, and whether CDI was off."""
-    previous = config.named_default if desired.default else ""
     return replace(
         plan,
-        previous_default="" if previous == desired.default else previous,
+        previous_default=desired.replaces(config.named_default),
         had_runtime=any(name in config.runtimes for name in desired.names),
         switched_cdi=desired.cdi and not has_cdi(config),
     )
