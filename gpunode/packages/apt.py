@@ -18,6 +18,7 @@ from gpunode.packages.manager import (
     PackagesError,
     PackageState,
     Trouble,
+    failed,
     failure,
 )
 
@@ -105,8 +106,7 @@ class Apt:
         """From ``apt-cache policy``, which needs no lock and no root."""
         answer = self.host.run(["apt-cache", "policy", *names], timeout=_ASK_SECONDS)
         if not answer.ok:
-            why = failure(answer, _PATTERNS)
-            raise PackagesError(f"apt-cache policy: {why.said}", hint=why.hint, code=str(why.trouble))
+            raise failed("apt-cache policy", failure(answer, _PATTERNS))
         marks = self.host.run(["apt-mark", "showhold", *names], timeout=_ASK_SECONDS)
         held = set(marks.stdout.split()) if marks.ok else set()
         here = self.installed(names)
@@ -147,8 +147,7 @@ class Apt:
         argv = (command.argv[0], "--simulate", *command.argv[1:])
         answer = self.host.run(argv, timeout=_UPDATE_SECONDS, env=command.environ)
         if not answer.ok:
-            why = failure(answer, _PATTERNS)
-            raise PackagesError(f"apt-get can't do it: {why.said}", hint=why.hint, code=str(why.trouble))
+            raise failed("apt-get can't do it", failure(answer, _PATTERNS))
         return tuple(_simulated(answer.stdout))
 
     def refresh(self, only: str = "") -> Command:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cmp_to_key
+from typing import ClassVar
 
 from gpunode.facts.packages import locked
 from gpunode.host import Host
@@ -20,6 +21,7 @@ from gpunode.packages.manager import (
     PackagesError,
     PackageState,
     Trouble,
+    failed,
     failure,
 )
 
@@ -29,18 +31,41 @@ _RPM_ASK_SECONDS = 30.0
 _PART = re.compile(r"[0-9]+|[a-zA-Z]+|[~^]")
 
 
-def installed(host: Host, names: Sequence[str]) -> Mapping[str, str]:
-    """The newest installed version of each, with its epoch and release; missing packages are left out."""
-    versions: dict[str, str] = {}
-    for name, version in _queried(host, "-q", *names):
-        if name not in versions or compare(version, versions[name]) > 0:
-            versions[name] = version
-    return versions
+@dataclass(frozen=True)
+class Rpm:
+    """What dnf and zypper leave to rpm. `family` is the distribution's."""
 
+    host: Host
+    family: ClassVar[str]
 
-def everything(host: Host) -> frozenset[tuple[str, str]]:
-    """Name and version of every installed package; of some, such as kernels, there are several versions."""
-    return frozenset(row for row in _queried(host, "-qa") if row[0] != "gpg-pubkey")  # a key, not a package
+    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
+        """From rpm, which has no repositories."""
+        return self.states(names, {})
+
+    def states(
+        self, names: Sequence[str], offers: Mapping[str, Sequence[tuple[str, str]]]
+    ) -> Mapping[str, PackageState]:
+        """The packages as rpm knows them, with the versions that are available and their repositories."""
+        versions: dict[str, str] = {}
+        for name, version in _queried(self.host, "-q", *names):
+            if name not in versions or compare(version, versions[name]) > 0:
+                versions[name] = version
+        return {name: self._state(name, versions.get(name, ""), offers.get(name, ())) for name in names}
+
+    def _state(self, name: str, version: str, offers: Sequence[tuple[str, str]]) -> PackageState:
+        offered = newest_first(offers)
+        candidate = offered[0].version if offered else version
+        missing = version and all(offer.version != version for offer in offered)
+        available = newest_first([*offers, (version, "")]) if missing else offered
+        return PackageState(name, version, candidate, available, locked(self.host, self.family, name))
+
+    def everything(self) -> frozenset[tuple[str, str]]:
+        """Of some packages, such as kernels, there are several versions. A gpg-pubkey is a key."""
+        return frozenset(row for row in _queried(self.host, "-qa") if row[0] != "gpg-pubkey")
+
+    def finish(self) -> Command | None:
+        """rpm configures packages as it unpacks them; the next transaction installs the missing ones."""
+        return None
 
 
 def _queried(host: Host, *arguments: str) -> Iterator[tuple[str, str]]:
@@ -53,25 +78,6 @@ def _queried(host: Host, *arguments: str) -> Iterator[tuple[str, str]]:
         name, tab, version = line.partition("\t")
         if tab:
             yield name, version
-
-
-Offers = Mapping[str, Sequence[tuple[str, str]]]
-
-
-def states(host: Host, family: str, names: Sequence[str], offers: Offers) -> Mapping[str, PackageState]:
-    """The packages as rpm knows them, with the versions that are available and their repositories."""
-    here = installed(host, names)
-    return {name: _state(host, family, name, here.get(name, ""), offers.get(name, ())) for name in names}
-
-
-def _state(
-    host: Host, family: str, name: str, version: str, offers: Sequence[tuple[str, str]]
-) -> PackageState:
-    offered = newest_first(offers)
-    candidate = offered[0].version if offered else version
-    missing = version and all(offer.version != version for offer in offered)
-    available = newest_first([*offers, (version, "")]) if missing else offered
-    return PackageState(name, version, candidate, available, locked(host, family, name))
 
 
 def newest_first(offers: Iterable[tuple[str, str]]) -> tuple[Available, ...]:
@@ -147,10 +153,10 @@ _PATTERNS = (
 
 
 @dataclass(frozen=True)
-class Dnf:
+class Dnf(Rpm):
     """dnf(8) of one node; `program` is dnf5, dnf or yum."""
 
-    host: Host
+    family = "rhel"
     program: str = "dnf"
     name: str = "dnf"
 
@@ -171,21 +177,13 @@ class Dnf:
         argv = [self.program, "-q", "repoquery", "--available", "--qf", _QUERY, *names]
         answer = self.host.run(argv, timeout=_ASK_SECONDS)
         if not answer.ok:
-            why = failure(answer, _PATTERNS)
-            raise PackagesError(f"{self.program} repoquery: {why.said}", hint=why.hint, code=str(why.trouble))
+            raise failed(f"{self.program} repoquery", failure(answer, _PATTERNS))
         offers: dict[str, list[tuple[str, str]]] = {}
         for line in answer.stdout.splitlines():
             words = line.split()
             if len(words) == 3:
                 offers.setdefault(words[0], []).append((words[1].removeprefix("0:"), words[2]))
-        return states(self.host, "rhel", names, offers)
-
-    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """From rpm, which has no repositories."""
-        return states(self.host, "rhel", names, {})
-
-    def everything(self) -> frozenset[tuple[str, str]]:
-        return everything(self.host)
+        return self.states(names, offers)
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """Empty: dnf prints localized tables."""
@@ -244,10 +242,6 @@ class Dnf:
 
     def release(self, names: Sequence[str]) -> Command:
         return Command((self.program, "-y", "versionlock", "delete", *names), seconds=_ASK_SECONDS)
-
-    def finish(self) -> Command | None:
-        """rpm configures packages as it unpacks them; the next transaction installs the missing ones."""
-        return None
 
     def explain(self, done: Completed) -> Failure | None:
         if done.ok:

@@ -322,7 +322,7 @@ def run_command(
             if failure is None:
                 return done
             if failure.trouble is not Trouble.LOCKED:
-                raise failed(command, failure)
+                raise failed(command.name, failure)
             # a lock that wasn't found, or that another process took first
             if waiting.over:
                 raise _too_long(None, failure.said)
@@ -349,10 +349,10 @@ class _Waiting:
             self.progress.info(f"{what} ({max(0, round(self.deadline - now))} s at most)")
 
 
-def failed(command: Command, failure: Failure) -> PackagesError:
+def failed(command: str, failure: Failure) -> PackagesError:
     """The error for a command's failure."""
     return PackagesError(
-        f"{command.name}: {failure.said}",
+        f"{command}: {failure.said}",
         hint=failure.hint or "run it manually to see its complete output",
         code=str(failure.trouble),
     )

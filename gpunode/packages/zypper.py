@@ -6,18 +6,17 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunode.host import Host
 from gpunode.host.process import Completed
-from gpunode.packages.dnf import everything, states
+from gpunode.packages.dnf import Rpm
 from gpunode.packages.manager import (
     HINTS,
     Command,
     Failure,
     PackageChange,
     PackageRequest,
-    PackagesError,
     PackageState,
     Trouble,
+    failed,
     failure,
 )
 
@@ -47,10 +46,10 @@ _ATTRIBUTE = re.compile(r'([a-z]+)="([^"]*)"')
 
 
 @dataclass(frozen=True)
-class Zypper:
+class Zypper(Rpm):
     """zypper(8) of one node."""
 
-    host: Host
+    family = "suse"
     name: str = "zypper"
 
     @property
@@ -62,22 +61,14 @@ class Zypper:
         argv = [*_QUIET, "--no-refresh", "--xmlout", "search", "--details", "--match-exact", "-t", "package"]
         answer = self.host.run([*argv, *names], timeout=_ASK_SECONDS)
         if answer.timed_out or answer.code not in (*_DONE, _NOTHING_FOUND):
-            why = failure(answer, _PATTERNS)
-            raise PackagesError(f"zypper search: {why.said}", hint=why.hint, code=str(why.trouble))
+            raise failed("zypper search", failure(answer, _PATTERNS))
         offers: dict[str, list[tuple[str, str]]] = {}
         for match in _SOLVABLE.finditer(answer.stdout):
             solvable = dict(_ATTRIBUTE.findall(match[1]))
             repository = solvable.get("repository", "")
             if solvable.get("name") in names and repository != "(System Packages)":
                 offers.setdefault(solvable["name"], []).append((solvable.get("edition", ""), repository))
-        return states(self.host, "suse", names, offers)
-
-    def installed(self, names: Sequence[str]) -> Mapping[str, PackageState]:
-        """From rpm, which has no repositories."""
-        return states(self.host, "suse", names, {})
-
-    def everything(self) -> frozenset[tuple[str, str]]:
-        return everything(self.host)
+        return self.states(names, offers)
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
         """Empty: zypper prints localized text."""
@@ -110,10 +101,6 @@ class Zypper:
 
     def release(self, names: Sequence[str]) -> Command:
         return Command((*_QUIET, "removelock", *names), seconds=_ASK_SECONDS)
-
-    def finish(self) -> Command | None:
-        """rpm configures packages as it unpacks them; the next transaction installs the missing ones."""
-        return None
 
     def explain(self, done: Completed) -> Failure | None:
         if not done.timed_out and done.code in _DONE:
