@@ -1,7 +1,7 @@
 """The interface to a package manager: queries that change nothing, and commands to show before they run.
 
 A `Manager` never runs what it plans. Its queries go through `Host.run`, its commands are returned as
-`Command`; after showing them the caller runs them with `packages.run.run_command`, which waits for another
+`Command`; after showing them the caller runs them with `run_command`, which waits for another
 process's lock with a message and a timeout. `packages.find.find_manager` returns the node's own.
 """
 
@@ -137,25 +137,6 @@ class PackageChange:
     name: str
     before: str = ""
     after: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Files first, then the commands in order. `undo` restores the packages, if the manager can.
-
-    `changes` is the effect of the commands, as far as it is known before they run.
-    """
-
-    files: tuple[FileChange, ...] = ()
-    commands: tuple[Command, ...] = ()
-    changes: tuple[PackageChange, ...] = ()
-    undo: tuple[Command, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has to be changed."""
-        return not self.files and not self.commands
 
 
 @dataclass(frozen=True)
