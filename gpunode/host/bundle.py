@@ -14,7 +14,6 @@ import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,6 +30,11 @@ from gpunode.host.redact import Redaction, known_variable, runs_known_program, s
 # So every header is checked before tarfile reads what belongs to it. Nothing is extracted by tarfile: the
 # caller decides about each path, which is stricter than tarfile's filter "data".
 
+MOST_BYTES = 256 << 20
+MOST_FILE = 32 << 20
+MOST_ENTRIES = 50_000
+MOST_DIRECTORIES = 10_000
+MOST_SECONDS = 30.0  # to unpack one; the largest takes a few seconds
 _MAX_HEADER_BYTES = 4 << 10  # of one extended header; a path takes up to 2 KiB
 _LONG_NUMBER = re.compile(rb"[0-9]{256}")  # longer than any file name
 _MAX_EXTENDED_HEADERS = 4  # before one member
@@ -53,22 +57,12 @@ class Refused(Exception):
     """The reason why an archive is refused."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of an archive: bytes and members in total, bytes of one file, seconds to read it."""
-
-    total_bytes: int
-    file_bytes: int
-    members: int
-    seconds: float
-
-
-def members(stream: IO[bytes], limits: Limits) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
+def members(stream: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, IO[bytes] | None]]:
     """Each file with its content, and each directory with None. Content is read before the next member.
 
-    `Refused` or `tarfile.TarError` for any other kind of member, a damaged archive, and beyond `limits`.
+    `Refused` or `tarfile.TarError` for any other kind of member, a damaged archive, and beyond the limits.
     """
-    source = _Stream(stream, limits)
+    source = _Stream(stream)
 
     class Member(tarfile.TarInfo):
         """A header that is checked before tarfile acts on it."""
@@ -91,12 +85,12 @@ def members(stream: IO[bytes], limits: Limits) -> Iterator[tuple[tarfile.TarInfo
             break
         cast("Any", archive).members.clear()  # each keeps its extended headers
         number += 1
-        if number > limits.members:
-            raise Refused(f"it has more than {limits.members} entries")
+        if number > MOST_ENTRIES:
+            raise Refused(f"it has more than {MOST_ENTRIES} entries")
         if member.type not in _ACCEPTED:
             raise _unwanted(member)
-        if member.isreg() and not 0 <= member.size <= limits.file_bytes:
-            raise Refused(f"{member.name[:100]!a} is larger than {limits.file_bytes >> 20} MiB")
+        if member.isreg() and not 0 <= member.size <= MOST_FILE:
+            raise Refused(f"{member.name[:100]!a} is larger than {MOST_FILE >> 20} MiB")
         yield member, archive.extractfile(member)
     while source.read(_CHUNK_BYTES):  # to the end of the compressed stream, where its check sum is compared
         continue
@@ -129,12 +123,11 @@ def _unwanted(member: tarfile.TarInfo) -> Refused:
 
 
 class _Stream:
-    """The decompressed archive as a file that is read forward only, within `limits`."""
+    """The decompressed archive as a file that is read forward only, within the limits."""
 
-    def __init__(self, stream: IO[bytes], limits: Limits) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._limits = limits
-        self._deadline = time.monotonic() + limits.seconds
+        self._deadline = time.monotonic() + MOST_SECONDS
         self._position = 0
         self._extended = 0  # headers since the last member
         self._pax = False  # the next bytes are a PAX header
@@ -155,11 +148,11 @@ class _Stream:
 
     def read(self, size: int) -> bytes:
         if time.monotonic() > self._deadline:
-            raise Refused(f"reading it takes more than {self._limits.seconds:g} s")
-        data = self._stream.read(min(size, self._limits.total_bytes - self._position + 1))
+            raise Refused(f"reading it takes more than {MOST_SECONDS:g} s")
+        data = self._stream.read(min(size, MOST_BYTES - self._position + 1))
         self._position += len(data)
-        if self._position > self._limits.total_bytes:
-            raise Refused(f"it unpacks to more than {self._limits.total_bytes >> 20} MiB")
+        if self._position > MOST_BYTES:
+            raise Refused(f"it unpacks to more than {MOST_BYTES >> 20} MiB")
         if self._pax:
             self._pax = False
             if b"GNU.sparse" in data:
@@ -180,11 +173,6 @@ class _Stream:
 
 
 MACHINE, LINKS, REPORT = "machine", "links.json", "report.json"
-MOST_BYTES = 256 << 20
-MOST_FILE = 32 << 20
-MOST_ENTRIES = 50_000
-MOST_DIRECTORIES = 10_000
-MOST_SECONDS = 30.0  # to unpack one; the largest takes a few seconds
 _MOST_DEPTH = 64
 _MOST_NAME = 2048
 _LATEST = 1 << 33  # the year 2242; some file systems refuse a later time
@@ -250,9 +238,8 @@ def _members(archive: Path) -> Iterator[tuple[tuple[str, ...], tarfile.TarInfo, 
     """Each member with its path below the bundle's one directory, and a file's content."""
     import gzip
 
-    limits = Limits(MOST_BYTES, MOST_FILE, MOST_ENTRIES, MOST_SECONDS)
     with _refusing(archive), gzip.open(archive) as packed:
-        for member, content in members(cast("IO[bytes]", packed), limits):
+        for member, content in members(cast("IO[bytes]", packed)):
             yield _inside(member.name.removesuffix("/"))[1:], member, content
 
 
