@@ -36,7 +36,7 @@ class CrioApi:
         """The running configuration as a tree; `DaemonError` if the answer isn't TOML."""
         http = UnixHttp(self.host, self.socket, _HINTS, "journalctl -u crio -n 50")
         if self.host.live:
-            text = http.request("GET", "/config", timeout=self.timeout).decode("utf-8", "replace")
+            text = http.response("GET", "/config", timeout=self.timeout).body.decode("utf-8", "replace")
             self.host.heard("daemons", self.socket, {"config": text})
         else:
             text = http.recall("config", str)

@@ -215,7 +215,7 @@ class DockerApi:
         *,
         timeout: float | None = None,
     ) -> bytes:
-        return self._http.request(method, path, body, headers, timeout=timeout or self.timeout)
+        return self._http.response(method, path, body, headers, timeout=timeout or self.timeout).body
 
     @property
     def _http(self) -> UnixHttp:

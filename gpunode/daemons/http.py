@@ -42,18 +42,6 @@ class UnixHttp:
     hints: Mapping[str, str]
     log: str
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout: float,
-    ) -> bytes:
-        """The body of the response. `DaemonError` if there is none, or its status is 400 or more."""
-        return self.response(method, path, body, headers, timeout=timeout).body
-
     def response(
         self,
         method: str,
@@ -63,7 +51,7 @@ class UnixHttp:
         *,
         timeout: float,
     ) -> Response:
-        """The whole response; errors as for `request`."""
+        """The whole response. `DaemonError` if there is none, or its status is 400 or more."""
         from http.client import HTTPException  # 15 ms, which a recorded machine doesn't need
 
         deadline = self.host.monotonic() + timeout

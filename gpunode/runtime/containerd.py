@@ -188,7 +188,7 @@ class ContainerdEngine:
             self.daemon.version
             and self.daemon.version < (2,)
             and config.version == 2
-            and _disabled_short(config)
+            and "cri" in config.disabled
         ):
             return None  # containerd itself refuses this file: "cri" is no plugin id in version 2
         if not partly:
@@ -238,10 +238,6 @@ class ContainerdEngine:
         cdi = status.config.get("enableCDI")
         known = cdi if isinstance(cdi, bool) else None
         return Active(status.handlers, status.default_handler, tuple(paths), cdi=known)
-
-
-def _disabled_short(config: ContainerdConfig) -> bool:
-    return "cri" in config.disabled
 
 
 def _edit(path: str, before: bytes | None, after: str | None) -> FileEdit:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,7 @@ def only_nvidias(file: CrioFile) -> bool:
     alone = set(file.tree) <= {"crio"} and set(file.tree.get("crio", {})) <= {"runtime"} and not runtime
     handlers = file.handlers
     is_known = default is None or default in handlers or default in NVIDIA_NAMES
-    return (
-        bool(handlers or default)
-        and alone
-        and is_known
-        and all(is_nvidias(*item) for item in handlers.items())
-    )
+    return bool(handlers or default) and alone and is_known and all(starmap(is_nvidias, handlers.items()))
 
 
 # Plans for CRI-O's files. Pure functions over their text; crio.py reads, validates and queries.
@@ -515,7 +511,8 @@ class CrioEngine:
         toolkit, notes = self._toolkit(state.config, desired)
         notes = (*draft.notes, *notes, *self._notes(state.config, desired, hooks))
         # removed for good: undoing the runtime does not restore it
-        had = any(name in state.config.handlers for name in desired.names) or _removes(edits)
+        removes = any(edit.action == "removed" for edit in edits)
+        had = removes or any(name in state.config.handlers for name in desired.names)
         verb, reason = self._verb(
             state.config, edits, active, None if active is None else active.has(desired)
         )
@@ -570,7 +567,7 @@ class CrioEngine:
         process = self.daemon.process
         if process is None or not self.host.live:
             return False  # the mtime of a recorded file is that of the recording
-        files = [file for file in config.files if any(map(_is_own, file.handlers.items()))]
+        files = [file for file in config.files if any(starmap(is_nvidias, file.handlers.items()))]
         times = [status.st_ctime for file in files if (status := self.host.stat(file.path)) is not None]
         return any(time > process.started + _CLOCK_SECONDS for time in times)
 
@@ -660,11 +657,3 @@ class CrioEngine:
             ),
             live_restore=True,  # the parent of containers is conmon, so they outlive the daemon
         )
-
-
-def _removes(edits: Iterable[FileEdit]) -> bool:
-    return any(edit.action == "removed" for edit in edits)
-
-
-def _is_own(handler: tuple[str, Any]) -> bool:
-    return is_nvidias(*handler)

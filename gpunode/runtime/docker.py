@@ -380,14 +380,10 @@ def validate_docker(host: Host, daemon: Daemon, edit: FileEdit) -> tuple[str, ..
         return (f"{edit.path} was checked for known mistakes only: --validate came with dockerd 23.0",)
     if daemon.binary is None:
         return (f"{edit.path} was checked for known mistakes only: this dockerd can't be run by others",)
-    _validate_with_dockerd(host, daemon, edit)
-    return ()
-
-
-def _validate_with_dockerd(host: Host, daemon: Daemon, edit: FileEdit) -> None:
     reason = _refusal(host, daemon, edit.after or b"")
     if reason:
         raise _refused(edit, reason, _refusal(host, daemon, edit.before) if edit.before is not None else "")
+    return ()
 
 
 def _refused(edit: FileEdit, after: str, before: str) -> ValidationError:

@@ -118,7 +118,7 @@ def test_server_that_does_not_read_gets_the_same_deadline(directory: Path) -> No
     with serving(directory / "s", hold) as path:
         client = UnixHttp(Host(), path, {}, "")
         with pytest.raises(DaemonError) as caught:
-            client.request("POST", "/images/load", b"x" * (8 << 20), timeout=0.3)
+            client.response("POST", "/images/load", b"x" * (8 << 20), timeout=0.3)
         release.set()
     assert caught.value.code == "timeout"
 
@@ -234,5 +234,5 @@ def test_some_responses_have_no_body(directory: Path, status: int) -> None:
 )
 def test_path_cannot_inject_into_the_request(directory: Path, path: str) -> None:
     with serving(directory / "s", lambda connection: None) as at, pytest.raises(DaemonError) as caught:
-        UnixHttp(Host(), at, {}, "").request("GET", path, timeout=5.0)
+        UnixHttp(Host(), at, {}, "").response("GET", path, timeout=5.0)
     assert caught.value.code == "broken"
