@@ -13,6 +13,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.driver import loaded_module, version_numbers
 from gpunode.facts.systemd import UNIT_DIRECTORIES, read_unit
 from gpunode.host import Host
+from gpunode.output.result import some_of
 
 STANDARD = "/var/run/cdi/nvidia.yaml"
 NVIDIA_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
@@ -226,6 +227,5 @@ def _listed_device(
     if winner is not spec:
         return ListedDevice(name, spec.path, "hidden", f"{winner.path} wins")
     if stale:
-        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
-        return ListedDevice(name, spec.path, "stale", f"{stale[0]}{more}")
+        return ListedDevice(name, spec.path, "stale", some_of(stale, 1))
     return ListedDevice(name, spec.path, "usable")

@@ -6,7 +6,7 @@ contract (``apiVersion: gpunode/v1``): fields are added within v1, never removed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -151,3 +151,9 @@ class Progress(Protocol):
 def many(number: int, noun: str) -> str:
     """A count in words: ``1 GPU``, ``2 GPUs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def some_of(items: Sequence[object], most: int) -> str:
+    """The first `most` items in words, and how many more there are: ``a, b and 3 more``."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more

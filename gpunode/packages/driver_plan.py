@@ -11,6 +11,7 @@ from gpunode.facts.fabric import UNIT
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
 from gpunode.facts.system import CONTAINER, TEGRA, WSL2
 from gpunode.host import Host
+from gpunode.output.result import some_of
 from gpunode.packages.driver_choice import Choice, against_unknown, choose, is_known, known_as_of
 from gpunode.packages.driver_model import OPEN, Decision, DriverPackage, DriverPlan, Refusal, Situation, Wish
 from gpunode.packages.driver_source import (
@@ -325,11 +326,9 @@ def _in_use(situation: Situation) -> Iterator[Refusal]:
     users = situation.users.users
     if not users:
         return
-    users_text = ", ".join(str(user) for user in users[:_FEW])
-    more = f" and {len(users) - _FEW} more" if len(users) > _FEW else ""
     yield Refusal(
         "gpu-in-use",
-        f"the GPUs are in use: {users_text}{more}",
+        f"the GPUs are in use: {some_of(users, _FEW)}",
         "drain the node or end them first: new GPU programs fail from the change of the driver to the reboot",
     )
 

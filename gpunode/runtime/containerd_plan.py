@@ -14,6 +14,7 @@ from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, merge
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import GeneratedCopy, generated_copy, is_nvidia_program, nvidia_writer
+from gpunode.output.result import some_of
 from gpunode.runtime import containerd_files, toml_edit
 from gpunode.runtime.containerd_files import (
     EACH_FILE_MIGRATED,
@@ -347,10 +348,9 @@ def drift(state: State, by_path: Copies) -> tuple[str, ...]:
         if not state.deep:
             hidden += [f"{'.'.join(key)} ({state.config.path} only)" for key in copied.lost]
         if hidden:
-            more = f" and {len(hidden) - _SHOWN} more" if len(hidden) > _SHOWN else ""
             notes.append(
                 f"{path} is a copy of the whole CRI section that NVIDIA's tools generated, and hides newer"
-                f" settings: {', '.join(hidden[:_SHOWN])}{more}; to put only the runtime in its place:"
+                f" settings: {some_of(hidden, _SHOWN)}; to put only the runtime in its place:"
                 " gpunode configure-runtime --replace"
             )
     return tuple(notes)
@@ -398,10 +398,9 @@ def _in_force(by_path: Copies) -> tuple[str, ...]:
     for path, copied in by_path.items():
         keys = [".".join(key) for key in (*copied.shadowed, *copied.lost)]
         if keys:
-            more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
             notes.append(
                 f"the copy of the CRI section in {path} is removed; these settings of the other files"
-                f" become effective: {', '.join(keys[:_SHOWN])}{more}"
+                f" become effective: {some_of(keys, _SHOWN)}"
             )
     return tuple(notes)
 

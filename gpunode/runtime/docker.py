@@ -35,7 +35,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
-from gpunode.output.result import many
+from gpunode.output.result import many, some_of
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
@@ -149,17 +149,12 @@ def still_used(host: Host, daemon: Daemon, names: tuple[str, ...]) -> tuple[str,
     if not users:
         return "", ""
     up = [name for name, is_running in users if is_running]
-    listed = _listed([name for name, _ in users])
+    listed = some_of([name for name, _ in users], _NAMED)
     note = f"made with this runtime, can't be started again without it: {listed}"
     if not up:
         return note, ""
     containers = many(len(up), "running container")
-    return note, f"{containers} can't be restarted without this runtime: {_listed(up)}"
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return note, f"{containers} can't be restarted without this runtime: {some_of(up, _NAMED)}"
 
 
 # Plans for daemon.json. Pure functions over its text; docker.py reads, validates and queries.

@@ -167,24 +167,35 @@ def _beside(host: Host, config: str, daemon: Daemon) -> bool:
 
 def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
     """The engine of a daemon. Imports only that engine's module, for a fast start."""
-    if daemon.name == "docker":
+    name = name_of_daemon(daemon)
+    if name == "docker":
         from gpunode.runtime.docker import DockerEngine
 
         return DockerEngine(host, daemon)
-    if daemon.manager in DISTRIBUTIONS:
-        return distribution_engine(host, daemon)
-    if daemon.name == "crio":
+    if name == "crio":
         from gpunode.runtime.crio import CrioEngine
 
         return CrioEngine(host, daemon, drop_in)
-    if daemon.name == "podman":
+    if name == "podman":
         from gpunode.runtime.podman import PodmanEngine
 
         return PodmanEngine(host, daemon)
-    if daemon.name == "containerd":
+    if name == "containerd":
         from gpunode.runtime.containerd import ContainerdEngine
 
         return ContainerdEngine(host, daemon, drop_in)
+    if name == "k0s":
+        from gpunode.runtime.k0s import K0sEngine
+
+        return K0sEngine(host, daemon)
+    if name == "microk8s":
+        from gpunode.runtime.microk8s import Microk8sEngine
+
+        return Microk8sEngine(host, daemon)
+    if name in DISTRIBUTIONS:
+        from gpunode.runtime.k3s import K3sEngine
+
+        return K3sEngine(host, daemon)
     raise ValueError(f"no engine for the daemon {daemon.name!r}")
 
 
@@ -253,18 +264,3 @@ def _containerd_at(host: Host, endpoint: str) -> str:
 
     daemon = None if endpoint == DEFAULT_SOCKET else distribution_at(host, endpoint)
     return daemon.manager if daemon else "containerd"
-
-
-def distribution_engine(host: Host, daemon: Daemon) -> Engine:
-    """The engine of a distribution's containerd, by the daemon's `manager`."""
-    if daemon.manager == "k0s":
-        from gpunode.runtime.k0s import K0sEngine
-
-        return K0sEngine(host, daemon)
-    if daemon.manager == "microk8s":
-        from gpunode.runtime.microk8s import Microk8sEngine
-
-        return Microk8sEngine(host, daemon)
-    from gpunode.runtime.k3s import K3sEngine
-
-    return K3sEngine(host, daemon)
