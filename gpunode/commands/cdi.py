@@ -289,26 +289,31 @@ def list_devices(host: Host, directories: tuple[str, ...]) -> Result:
     specs, module = vendor_specs(host, directories), loaded_module(host)
     devices = listed(host, specs, module.version if module else "", directories)
     data = CdiDevices(directories, files(host, specs, installed(host)), devices)
-    wrong = any(device.state not in _STYLES for device in data.devices)
-    bad = wrong or any(file.problem for file in data.files)
-    return Result("CdiDevices", data, "warn" if bad else "ok", blocks=_blocks(data))
+    unusable = any(device.state not in _STYLES for device in data.devices)
+    has_problems = unusable or any(file.problem for file in data.files)
+    return Result("CdiDevices", data, "warn" if has_problems else "ok", blocks=_blocks(data))
 
 
 def _blocks(data: CdiDevices) -> tuple[Block, ...]:
     if not data.files:
         empty = f"no CDI specification of NVIDIA's in {' or '.join(data.directories)}"
         return Text(empty, Style.WARN), Text("make one: gpunode cdi refresh", Style.COMMAND)
-    found: list[Block] = []
+    page: list[Block] = []
     if data.devices:
         rows = tuple(
-            (one.name, one.path, Cell(one.state, _STYLES.get(one.state, Style.BAD)), one.reason)
-            for one in data.devices
+            (
+                device.name,
+                device.path,
+                Cell(device.state, _STYLES.get(device.state, Style.BAD)),
+                device.reason,
+            )
+            for device in data.devices
         )
-        found.append(Table(("DEVICE", "FILE", "STATE", ""), rows))
-    found += [Text(f"{file.path}: {file.problem}", Style.BAD) for file in data.files if file.problem]
-    if any(one.state == "stale" for one in data.devices):
-        found.append(Text("describe the node as it is now: gpunode cdi refresh", Style.COMMAND))
-    return tuple(found)
+        page.append(Table(("DEVICE", "FILE", "STATE", ""), rows))
+    page += [Text(f"{file.path}: {file.problem}", Style.BAD) for file in data.files if file.problem]
+    if any(device.state == "stale" for device in data.devices):
+        page.append(Text("describe the node as it is now: gpunode cdi refresh", Style.COMMAND))
+    return tuple(page)
 
 
 # What `cdi generate` and `cdi refresh` share: options, and the function that builds the specification.
@@ -376,12 +381,12 @@ def check(content: Content) -> None:
 
 def _check_nvidia_ctk(content: Content) -> None:
     """Options of nvidia-ctk that have no effect here."""
-    for option, words, known in (
+    for option, names, known in (
         ("--disable-hook", content.disabled_hooks, (*HOOK_NAMES, "chmod", "all")),
         ("--enable-hook", content.enabled_hooks, HOOK_NAMES),
         ("--feature-flag", content.feature_flags, (*_FLAGS, *_NO_EFFECT)),
     ):
-        for word in words:
+        for word in names:
             if word not in known:
                 raise UsageError(
                     f"{option} {word} has no counterpart: gpunode never writes that",
@@ -449,12 +454,12 @@ def generate(
     built = make(host, content, progress)
     data = encode(built.spec, form)
     if not path:
-        shown = Text(data.decode().removesuffix("\n"), Style.DOCUMENT)
-        return Result("CdiSpec", _data("", "", form, built.spec), messages=built.notes, blocks=(shown,))
-    found = rivals(host, path, built.spec)
-    refuse_conflict(found)
+        document = Text(data.decode().removesuffix("\n"), Style.DOCUMENT)
+        return Result("CdiSpec", _data("", "", form, built.spec), messages=built.notes, blocks=(document,))
+    conflicts = rivals(host, path, built.spec)
+    refuse_conflict(conflicts)
     action = write(host, path, data)
-    notes = (*built.notes, *remarks(found))
+    notes = (*built.notes, *remarks(conflicts))
     blocks = (
         Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD),
         devices_line(built),
@@ -474,16 +479,16 @@ def destination(output: str, form: str) -> tuple[str, str]:
             f"--output {path}: here --output names the file to write, as in nvidia-ctk",
             hint=f"for the result as {path}: -o {path}; for a file of that name: --output-file ./{path}",
         )
-    named = format_of(path)
-    if named is None:
+    file_format = format_of(path)
+    if file_format is None:
         form = form or "yaml"
         return f"{path}.{form}", form  # nvidia-ctk does so too
-    if form and form != named:
+    if form and form != file_format:
         raise UsageError(
             f"--format {form} contradicts the name {path}: engines go by the extension",
-            hint=f"--output-file {path.removesuffix(named)}{form}",
+            hint=f"--output-file {path.removesuffix(file_format)}{form}",
         )
-    return path, named
+    return path, file_format
 
 
 def write(host: Host, path: str, data: bytes) -> str:
@@ -503,11 +508,11 @@ def write(host: Host, path: str, data: bytes) -> str:
 def devices_line(built: Built) -> Text:
     """The devices on one line."""
     spec = built.spec
-    given = [device.name for device in spec.devices if device.name != "all"]
-    short = [name for name in given if name[0].isdigit()]
-    names = short or given
+    all_names = [device.name for device in spec.devices if device.name != "all"]
+    short = [name for name in all_names if name[0].isdigit()]
+    names = short or all_names
     every = " and all" if any(device.name == "all" for device in spec.devices) else ""
-    also = ", also by UUID" if short and len(short) < len(given) else ""
+    also = ", also by UUID" if short and len(short) < len(all_names) else ""
     hooks = "NVIDIA's hooks" if spec.edits.hooks else "no hooks"
     return Text(f"{spec.kind}: {', '.join(names)}{every}{also}; CDI {text(spec.version)}, {hooks}", Style.DIM)
 
@@ -553,11 +558,11 @@ def refresh_specification(
         )
     elsewhere = {path: host.read_bytes(path) for path in kept_elsewhere(host)}
     if module is None:
-        ours = {**({STANDARD: before} if made_by_gpunode(before) else {}), **elsewhere}
+        own_files = {**({STANDARD: before} if made_by_gpunode(before) else {}), **elsewhere}
         if not dry_run:
-            for path in ours:
+            for path in own_files:
                 host.remove(path)
-        edits = [FileEdit(path, present, None) for path, present in ours.items()]
+        edits = [FileEdit(path, present, None) for path, present in own_files.items()]
         return _result(dry_run, edits or [FileEdit(STANDARD, before, before)], (_GONE,))
     built = make(host, content, progress)
     conflicts = rivals(host, STANDARD, built.spec)
@@ -583,14 +588,14 @@ def _result(dry_run: bool, edits: Sequence[FileEdit], notes: tuple[str, ...], *m
 
 def blocks(changes: tuple[Change, ...], dry_run: bool) -> tuple[Block, ...]:
     """One line for each file, with the diff if nothing was written."""
-    found: list[Block] = []
+    page: list[Block] = []
     for change in changes:
         same = change.action == "unchanged"
         mark = " (dry run)" if dry_run and not same else ""
-        found.append(Text(f"{change.path} {change.action}{mark}", Style.PLAIN if same else Style.GOOD))
+        page.append(Text(f"{change.path} {change.action}{mark}", Style.PLAIN if same else Style.GOOD))
         if dry_run and change.diff:
-            found.append(Diff(change.diff))
-    return tuple(found)
+            page.append(Diff(change.diff))
+    return tuple(page)
 
 
 # `gpunode cdi refresh --install|--remove`: the units and the udev rule that keep the specification up to
@@ -614,18 +619,18 @@ def change_units(host: Host, progress: Progress, *, remove: bool = False, dry_ru
             _edit(host, path, None if remove else data) for path, data in refresh.files(host, directories)
         )
 
-    there = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))
+    installed_units = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))
     restart = engine_restart(host, progress)
-    done = change_files(host, OPERATION, plan, restart, named_units=refresh.UNITS, dry_run=dry_run)
+    changed = change_files(host, OPERATION, plan, restart, named_units=refresh.UNITS, dry_run=dry_run)
     if not dry_run:
-        _settle(host, not remove and not done.journal)
-    changes = tuple(edit.change() for edit in done.edits)
-    named = there if remove else refresh.UNITS
-    data = CdiRefresh(changes, named, done.journal, dry_run)
-    shown = blocks(changes, dry_run)
-    if done.journal:
-        shown += (Text(f"undo it with: gpunode rollback {done.journal}", Style.DIM),)
-    return Result("CdiRefresh", data, messages=done.notes, blocks=shown)
+        _reload_udev_rules(host, not remove and not changed.journal)
+    changes = tuple(edit.change() for edit in changed.edits)
+    units = installed_units if remove else refresh.UNITS
+    data = CdiRefresh(changes, units, changed.journal, dry_run)
+    page = blocks(changes, dry_run)
+    if changed.journal:
+        page += (Text(f"undo it with: gpunode rollback {changed.journal}", Style.DIM),)
+    return Result("CdiRefresh", data, messages=changed.notes, blocks=page)
 
 
 def _refuse(host: Host) -> None:
@@ -653,7 +658,7 @@ def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
     return FileEdit(path, before, after)
 
 
-def _settle(host: Host, again: bool) -> None:
+def _reload_udev_rules(host: Host, again: bool) -> None:
     """Make udev read the current rules; with `again` enable units whose files exist already."""
     if again:
         UnitChanges(enable=refresh.UNITS).after_files(host)

@@ -70,7 +70,7 @@ def journal_entries(ctx: typer.Context) -> list[str]:
     from gpunode.host.journal import Journal
 
     roots = (context.params.get("root") for context in (ctx, ctx.find_root()))
-    root = next((Path(one) for one in roots if one), Path("/"))
+    root = next((Path(value) for value in roots if value), Path("/"))
     return _plain(entry.id for entry in Journal.of(Host(root.absolute())).entries())
 
 

@@ -183,10 +183,10 @@ def _require_programs(engine: Engine, desired: DesiredConfig) -> None:
             install = "install the NVIDIA Container Toolkit: gpunode toolkit install"
             main = handler is desired.handlers[0]
             without = ", or do without it: --cdi" if _accepts_cdi(engine) else ""
-            other = f"name the program: --nvidia-runtime-path PATH{without}"
+            alternative = f"name the program: --nvidia-runtime-path PATH{without}"
             raise PreconditionError(
                 f"{handler.path} is not there: {engine.daemon.name} could start no container with it",
-                hint=f"{install}, {'' if without else 'or '}{other}"
+                hint=f"{install}, {'' if without else 'or '}{alternative}"
                 if main
                 else f"{install}, or leave out --also",
                 code="toolkit-missing",

@@ -38,32 +38,32 @@ def build_machine(spec: Mapping[str, Any], root: Path) -> Path:
     if root.exists() and any(root.iterdir()):
         raise ConfigError(f"{root} is not empty", hint="a machine is only built in a new directory")
     root.mkdir(parents=True, exist_ok=True)
-    made = {root}
+    created = {root}
     for path in spec.get("dirs", ()):
-        _make(_inside(root, path), made)
+        _make(_inside(root, path), created)
     for path, content in contents(spec).items():
         target = _inside(root, path)
-        _make(target.parent, made)
+        _make(target.parent, created)
         target.write_bytes(content)
     for path in spec.get("executables", ()):
         target = _inside(root, path)
-        _make(target.parent, made)
+        _make(target.parent, created)
         target.write_bytes(b"#!/bin/sh\n")
         target.chmod(0o755)
     # links last, so that no file is ever written through one
     links: set[Path] = set()
     for path, destination in spec.get("links", {}).items():
         link = _inside(root, path, links)
-        _make(link.parent, made)
+        _make(link.parent, created)
         link.symlink_to(destination)
         links.add(link)
     return root
 
 
-def _make(directory: Path, made: set[Path]) -> None:
-    if directory not in made:
+def _make(directory: Path, created: set[Path]) -> None:
+    if directory not in created:
         directory.mkdir(parents=True, exist_ok=True)
-        made.add(directory)
+        created.add(directory)
 
 
 def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
@@ -71,15 +71,15 @@ def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
     import base64
     import json
 
-    found = {path: text.encode("utf-8", "surrogateescape") for path, text in spec.get("files", {}).items()}
-    found |= {path: base64.b64decode(text, validate=True) for path, text in spec.get("binary", {}).items()}
+    files = {path: text.encode("utf-8", "surrogateescape") for path, text in spec.get("files", {}).items()}
+    files |= {path: base64.b64decode(text, validate=True) for path, text in spec.get("binary", {}).items()}
     libraries = spec.get("libraries", {})
     if libraries:
         entries = tuple(CachedLibrary(name, path) for name, path in libraries.items())
-        found.setdefault("/etc/ld.so.cache", build_ld_cache(entries))
+        files.setdefault("/etc/ld.so.cache", build_ld_cache(entries))
     if "recording" in spec:
-        found["/" + RECORDING] = json.dumps(spec["recording"], indent=1).encode()
-    return found
+        files["/" + RECORDING] = json.dumps(spec["recording"], indent=1).encode()
+    return files
 
 
 def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
@@ -185,13 +185,13 @@ def _driver() -> dict[str, str]:
         f"{_LIBRARIES}/libnvidia-ml.so.{DRIVER}": "",
     }
     for gpu in inventory().gpus:
-        place = f"/sys/bus/pci/devices/{gpu.pci}"
+        directory = f"/sys/bus/pci/devices/{gpu.pci}"
         files |= {
-            f"{place}/vendor": "0x10de\n",
-            f"{place}/device": "0x2330\n",
-            f"{place}/class": "0x030200\n",
+            f"{directory}/vendor": "0x10de\n",
+            f"{directory}/device": "0x2330\n",
+            f"{directory}/class": "0x030200\n",
         }
-        files[f"{place}/numa_node"] = f"{gpu.numa}\n"
+        files[f"{directory}/numa_node"] = f"{gpu.numa}\n"
         files[f"/proc/driver/nvidia/gpus/{gpu.pci}/information"] = (
             f"Model: \t\t {gpu.name}\nGPU UUID: \t {gpu.uuid}\nDevice Minor: \t {gpu.minor}\n"
         )
@@ -345,8 +345,8 @@ def _error_lines(info: ErrorInfo) -> list[str]:
 
 def run(host: Host, progress: Progress) -> Result:
     """Run every step in a temporary directory; exit 1 if a result isn't the expected one."""
-    with host.temporary_directory() as place:
-        root = place / "node"
+    with host.temporary_directory() as directory:
+        root = directory / "node"
         node = build_demo_node(root)
         transcript = Transcript()
         transcript.blocks.append(Text(f"$ export GPUNODE_ROOT={root}", Style.COMMAND))
@@ -436,8 +436,8 @@ def _plugin(transcript: Transcript, node: Host) -> int:
     return allocatable
 
 
-def _says(blocks: list[Block], words: str) -> bool:
-    return any(isinstance(block, Text) and words in block.text for block in blocks[-10:])
+def _says(blocks: list[Block], text: str) -> bool:
+    return any(isinstance(block, Text) and text in block.text for block in blocks[-10:])
 
 
 class _LogLines(io.StringIO):
@@ -454,10 +454,10 @@ class _LogLines(io.StringIO):
 
 def _report(transcript: Transcript, allocatable: int, proven: bool) -> Result:
     desired = len(inventory().gpus)
-    good = proven and allocatable == desired
+    succeeded = proven and allocatable == desired
     closing = (
         Text(f"{allocatable} of {desired} GPUs are allocatable: pods can run on this node.", Style.GOOD)
-        if good
+        if succeeded
         else Text(
             f"{allocatable} of {desired} GPUs are allocatable; the demo did not come out right.", Style.BAD
         )
@@ -465,8 +465,8 @@ def _report(transcript: Transcript, allocatable: int, proven: bool) -> Result:
     return Result(
         "Demo",
         DemoReport(tuple(transcript.steps), allocatable),
-        status="ok" if good else "fail",
-        exit_code=ExitCode.OK if good else ExitCode.FAILED,
+        status="ok" if succeeded else "fail",
+        exit_code=ExitCode.OK if succeeded else ExitCode.FAILED,
         blocks=(*transcript.blocks, closing),
     )
 

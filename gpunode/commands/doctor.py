@@ -68,9 +68,9 @@ def _in_container(engine: str, progress: Progress, host: Host, uuid: str) -> Tri
         return Trial(None, error.message)
     except GpunodeError as error:
         return Trial(False, f"{error.message}; {error.hint}" if error.hint else error.message)
-    wrong = answer.error or next((one.message for one in answer.devices if one.status != "ok"), "")
-    if wrong or not answer.devices:
-        return Trial(False, f"{via}: {wrong or 'the program saw no GPU'}")
+    problem = answer.error or next((device.message for device in answer.devices if device.status != "ok"), "")
+    if problem or not answer.devices:
+        return Trial(False, f"{via}: {problem or 'the program saw no GPU'}")
     return Trial(True, f"vector-add on {uuid} by {via}")
 
 
@@ -217,16 +217,16 @@ def selected(
 
     `UsageError` names the nearest ids for an unknown one.
     """
-    only = tuple(_reasons(only, reasons=False))
-    skipped, ignored = _reasons(skip), _reasons(ignore)
+    only = tuple(_ids_with_reasons(only, reasons=False))
+    skipped, ignored = _ids_with_reasons(skip), _ids_with_reasons(ignore)
     for identifier in (*only, *skipped, *ignored):
         if not (identifier == EVERY and identifier in ignored):
             find_check(identifier)
-    if both := [one for one in only if one in skipped]:
+    if both := [check_id for check_id in only if check_id in skipped]:
         raise UsageError(f"{both[0]} is selected and skipped", hint=f"leave out --skip {both[0]}")
     if preflight and preflight not in PREFLIGHTS:
         raise UsageError(f"there is no preflight {preflight!r}", hint=f"one of {', '.join(PREFLIGHTS)}")
-    if preflight and only and not any(preflight in find_check(one).preflight for one in only):
+    if preflight and only and not any(preflight in find_check(check_id).preflight for check_id in only):
         raise UsageError(
             f"--preflight {preflight} has none of these checks: {', '.join(only)}",
             hint="leave one of them out",
@@ -234,14 +234,14 @@ def selected(
     return Selection(only, skipped, ignored, preflight)
 
 
-def _reasons(given: Sequence[str], *, reasons: bool = True) -> dict[str, str]:
+def _ids_with_reasons(arguments: Sequence[str], *, reasons: bool = True) -> dict[str, str]:
     """``ID`` or, with `reasons`, ``ID:REASON``, several ids with commas between."""
-    found = {}
-    for item in given:
+    by_id = {}
+    for item in arguments:
         identifier, _, reason = item.partition(":") if reasons else (item, "", "")
-        for one in identifier.split(","):
-            found[one.strip()] = reason.strip()
-    return found
+        for check_id in identifier.split(","):
+            by_id[check_id.strip()] = reason.strip()
+    return by_id
 
 
 def overall(findings: tuple[Finding, ...]) -> str:
@@ -255,7 +255,9 @@ def overall(findings: tuple[Finding, ...]) -> str:
 
 def reference(now: float) -> tuple[TableAge, ...]:
     """The reference tables that checks judge by, and how many days old they are at `now`."""
-    return tuple(TableAge(one.name, one.date, one.source, one.age_days(now)) for one in all_tables())
+    return tuple(
+        TableAge(table.name, table.date, table.source, table.age_days(now)) for table in all_tables()
+    )
 
 
 def run_fix(
@@ -271,10 +273,10 @@ def run_fix(
     """The plan of `gpunode doctor --fix`; with `apply`, its safe fixes are carried out."""
     from gpunode.commands import doctor_fix  # imported when called, as each command is
 
-    def look() -> tuple[Finding, ...]:
+    def examine() -> tuple[Finding, ...]:
         return run_checks(node_of(host, questions, progress), selection)
 
-    return doctor_fix.run(host, look, progress, strict=strict, apply=apply, allow=allow)
+    return doctor_fix.run(host, examine, progress, strict=strict, apply=apply, allow=allow)
 
 
 # The command line of `gpunode doctor`.
@@ -408,15 +410,15 @@ def doctor(
 
     gpunode doctor --compare node1.json node2.json node3.tar.gz
     """
-    _only_whole(session, output_file, compare=compare, fix=fix)
+    _check_output(session, output_file, compare=compare, fix=fix)
     if compare:
-        chosen = {"only": only, "skip": skip, "ignore": ignore, "preflight": preflight}
-        asked = {"expect_gpus": expect_gpus, "cuda": cuda, "image": image, "deep": deep, "explain": explain}
-        _no_diagnosis(session.host, **chosen, **asked)
+        selecting = {"only": only, "skip": skip, "ignore": ignore, "preflight": preflight}
+        asking = {"expect_gpus": expect_gpus, "cuda": cuda, "image": image, "deep": deep, "explain": explain}
+        _refuse_diagnosis_options(session.host, **selecting, **asking)
         from gpunode.commands import doctor_compare
 
-        return _into(output_file, doctor_compare.run(checks or (), strict=strict))
-    allowed = tuple(one for given in allow or () for one in given.split(","))
+        return _with_output_file(output_file, doctor_compare.run(checks or (), strict=strict))
+    allowed = tuple(allowance for value in allow or () for allowance in value.split(","))
     if fixing := bool(fix or apply or allow):
         from gpunode.commands import doctor_fix
 
@@ -431,37 +433,37 @@ def doctor(
             session.host, session.progress, selection, questions, strict=strict, apply=apply, allow=allowed
         )
     result = run(session.host, session.progress, selection, questions, strict=strict, explain=explain)
-    return _into(output_file, result)
+    return _with_output_file(output_file, result)
 
 
 def _refuse_files(checks: Sequence[str]) -> None:
     """`UsageError` for a file in place of a check: no id has a dot or a slash."""
-    for one in checks:
-        if "." in one or "/" in one:
+    for identifier in checks:
+        if "." in identifier or "/" in identifier:
             raise UsageError(
-                f"unknown check {one!r}",
+                f"unknown check {identifier!r}",
                 hint="a file: gpunode doctor --compare FILE FILE, or gpunode doctor --root BUNDLE",
             )
 
 
-def _into(path: str, result: Result) -> Result:
+def _with_output_file(path: str, result: Result) -> Result:
     """The result, written to a file if one is named."""
     return replace(result, file=path) if path not in ("", "-") else result
 
 
-def _only_whole(session: Session, path: str, **verbs: bool) -> None:
+def _check_output(session: Session, path: str, **verbs: bool) -> None:
     """Refuse options that only apply to a whole report when others are given, and an impossible path at
     once."""
     output = session.chosen["output"] or Output.TABLE
-    asked = [f"--{name}" for name, given in verbs.items() if given]
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} are different things", hint="choose one of them")
+    flags = [f"--{name}" for name, value in verbs.items() if value]
+    if len(flags) > 1:
+        raise UsageError(f"{' and '.join(flags)} are different things", hint="choose one of them")
     forms = [Output.TABLE, *ENVELOPES, *([Output.HTML] if verbs["compare"] else [])]
-    if asked and output not in forms:
-        raise UsageError(f"-o {output} is for a whole report, not for {asked[0]}", hint="use -o json")
-    if asked and path and (verbs["fix"] or (output_for(path) or Output.TABLE) not in forms):
+    if flags and output not in forms:
+        raise UsageError(f"-o {output} is for a whole report, not for {flags[0]}", hint="use -o json")
+    if flags and path and (verbs["fix"] or (output_for(path) or Output.TABLE) not in forms):
         raise UsageError(
-            f"--output-file {path} is for a whole report, not for {asked[0]}", hint="use a redirection: >"
+            f"--output-file {path} is for a whole report, not for {flags[0]}", hint="use a redirection: >"
         )
     if path not in ("", "-"):
         suffix, form = PurePath(path).suffix, output_for(path)
@@ -477,7 +479,7 @@ def _only_whole(session: Session, path: str, **verbs: bool) -> None:
         session.host.refuse_output(path)
 
 
-def _no_diagnosis(host: Host, **options: object) -> None:
+def _refuse_diagnosis_options(host: Host, **options: object) -> None:
     """--compare reads saved reports and no node, so an option for a diagnosis would have no effect. Options
     that the environment sets for every doctor apply to the other runs."""
     for name, value in options.items():

@@ -133,13 +133,18 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
     missing = tuple(_missing(name, report) for name, report in reports.items() if _failed(report))
     reports = {name: report for name, report in reports.items() if not _failed(report)}
     names = _models(reports.values())
-    members = _named([_member(path, report, names) for path, report in reports.items()])
-    differences = tuple(_differing({one.name: one.aspects for one in members}))
-    bad = sorted({name for one in members for name, state in one.findings.items() if state in _BAD})
-    findings = tuple(_differing({one.name: _filled(one, bad) for one in members}))
+    members = _with_unique_names([_member(path, report, names) for path, report in reports.items()])
+    differences = tuple(_differing({member.name: member.aspects for member in members}))
+    faulty_checks = sorted(
+        {name for member in members for name, state in member.findings.items() if state in _BAD}
+    )
+    findings = tuple(_differing({member.name: _states_of(member, faulty_checks) for member in members}))
     common = _common(members)
     data = DoctorComparison(
-        tuple(ComparedNode(one.name, one.file, one.at, one.status, one.first) for one in members),
+        tuple(
+            ComparedNode(member.name, member.file, member.at, member.status, member.first)
+            for member in members
+        ),
         missing,
         tuple(_faults(members)),
         differences,
@@ -171,7 +176,7 @@ def _failed(report: Mapping[str, Any]) -> bool:
 
 def _missing(file: str, report: Mapping[str, Any]) -> Missing:
     """The first error of a doctor that failed; its node is named in `data`, or by the file."""
-    error = next((one for one in report["errors"] if isinstance(one, dict)), {})
+    error = next((entry for entry in report["errors"] if isinstance(entry, dict)), {})
     node = report["data"].get("node")
     name = _text(node.get("name")) if isinstance(node, dict) else ""
     message = _text(error.get("message")) or "the doctor failed"
@@ -187,13 +192,13 @@ def _faults(members: Sequence[Member]) -> Iterator[Fault]:
                 (member.name, finding)
             )
     order = sorted(groups.items(), key=lambda item: (_BAD.index(item[0][1]), -len(item[1]), item[0]))
-    for (identifier, status), found in order:
+    for (identifier, status), occurrences in order:
         texts = {
-            key: Counter(_text(finding.get(key)) for _, finding in found).most_common(1)[0][0]
+            key: Counter(_text(finding.get(key)) for _, finding in occurrences).most_common(1)[0][0]
             for key in ("title", "summary", "why")
         }
         fixes: dict[str, list[str]] = {}
-        for name, finding in found:
+        for name, finding in occurrences:
             fixes.setdefault(_command(finding), []).append(name)
         fixes.pop("", None)
         commands = sorted(fixes.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -202,28 +207,28 @@ def _faults(members: Sequence[Member]) -> Iterator[Fault]:
             status=status,
             **texts,
             fixes=tuple(Fix(command, tuple(nodes)) for command, nodes in commands),
-            nodes=tuple(name for name, _ in found),
+            nodes=tuple(name for name, _ in occurrences),
         )
 
 
 def _command(finding: Mapping[str, Any]) -> str:
     """The first command of the fix, unchanged; empty if the fix has no command."""
     fixes = finding.get("fix")
-    first = fixes[0] if isinstance(fixes, list) and fixes else None
-    command = first.get("command") if isinstance(first, dict) else None
+    first_fix = fixes[0] if isinstance(fixes, list) and fixes else None
+    command = first_fix.get("command") if isinstance(first_fix, dict) else None
     return command if isinstance(command, str) and len(command) <= _LONGEST_COMMAND else ""
 
 
 def _models(reports: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """PCI ids to names, from every node that knows one: a node without NVML's answer has the same GPUs."""
-    found = {}
+    model_names = {}
     for report in reports:
         node = report["data"].get("node")
         gpus = node.get("gpus") if isinstance(node, dict) else None
-        for one in gpus if isinstance(gpus, list) else ():
-            if isinstance(one, dict) and _text(one.get("name")):
-                found[_text(one.get("deviceId"))] = _text(one["name"])
-    return found
+        for gpu in gpus if isinstance(gpus, list) else ():
+            if isinstance(gpu, dict) and _text(gpu.get("name")):
+                model_names[_text(gpu.get("deviceId"))] = _text(gpu["name"])
+    return model_names
 
 
 def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> Member:
@@ -238,9 +243,9 @@ def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> M
             float(at) if isinstance(at, int | float) and 0 <= at < _LATEST else 0.0,
             _text(report["status"]),
             dict(_aspects(node, _text(data.get("version")), names)),
-            {_text(one["id"]): _text(one["status"]) for one in data["findings"]},
+            {_text(finding["id"]): _text(finding["status"]) for finding in data["findings"]},
             _text(data.get("first")),
-            tuple(one for one in data["findings"] if one["status"] in _BAD),
+            tuple(finding for finding in data["findings"] if finding["status"] in _BAD),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ConfigError(
@@ -261,8 +266,8 @@ def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) ->
     yield "driver", _text(node.get("driver")) or "none"
     yield "toolkit", _text(node.get("toolkit")) or "none"
     engines: dict[str, list[str]] = {}
-    for one in node.get("engines") or ():
-        engines.setdefault(_text(one["name"]), []).append(_text(one["version"]) or "unknown release")
+    for engine in node.get("engines") or ():
+        engines.setdefault(_text(engine["name"]), []).append(_text(engine["version"]) or "unknown release")
     for name in (*ENGINES, *sorted(engines)):
         yield name, ", ".join(sorted(engines.get(name, ["none"])))
     yield "kernel", _text(node.get("kernel")) or "unknown"
@@ -274,57 +279,62 @@ def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) ->
 
 def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
     counted: dict[str, int] = {}
-    for one in gpus:
-        name = _text(one["deviceId"])
+    for gpu in gpus:
+        name = _text(gpu["deviceId"])
         counted[name] = counted.get(name, 0) + 1
-    texts = (f"{number} × {names.get(one, f'GPU {one}')}" for one, number in sorted(counted.items()))
+    texts = (
+        f"{number} × {names.get(device_id, f'GPU {device_id}')}"
+        for device_id, number in sorted(counted.items())
+    )
     return ", ".join(texts) or "none"
 
 
-def _named(members: Sequence[Member]) -> list[Member]:
+def _with_unique_names(members: Sequence[Member]) -> list[Member]:
     """Two nodes of one name, or without any, are distinguished by their files."""
     from dataclasses import replace
 
-    names = [one.name for one in members]
+    names = [member.name for member in members]
     return [
-        one
-        if one.name and names.count(one.name) == 1
-        else replace(one, name=f"{one.name} ({one.file})" if one.name else one.file)
-        for one in members
+        member
+        if member.name and names.count(member.name) == 1
+        else replace(member, name=f"{member.name} ({member.file})" if member.name else member.file)
+        for member in members
     ]
 
 
-def _filled(member: Member, bad: Sequence[str]) -> dict[str, str]:
+def _states_of(member: Member, checks: Sequence[str]) -> dict[str, str]:
     """The checks in which some node has a fault; a check that is missing in a report wasn't run there."""
-    return {name: member.findings.get(name, "skip") for name in bad}
+    return {name: member.findings.get(name, "skip") for name in checks}
 
 
 def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
     """Aspects with more than one value, in the order of the first node."""
-    for what in dict.fromkeys(name for one in values.values() for name in one):
+    for aspect in dict.fromkeys(name for aspects in values.values() for name in aspects):
         nodes: dict[str, list[str]] = {}
-        for name, one in values.items():
-            nodes.setdefault(one.get(what, "none"), []).append(name)
+        for name, aspects in values.items():
+            nodes.setdefault(aspects.get(aspect, "none"), []).append(name)
         if len(nodes) > 1:
             groups = sorted(nodes.items(), key=lambda item: (-len(item[1]), item[0]))
-            yield Difference(what, tuple(Group(value, tuple(some)) for value, some in groups))
+            yield Difference(aspect, tuple(Group(value, tuple(names)) for value, names in groups))
 
 
 def _common(members: Sequence[Member]) -> dict[str, str]:
     """Faults that every node has in the same way: id to status."""
-    first = members[0].findings if members else {}
+    findings = members[0].findings if members else {}
     return {
         name: state
-        for name, state in first.items()
-        if state in _BAD and all(one.findings.get(name) == state for one in members)
+        for name, state in findings.items()
+        if state in _BAD and all(member.findings.get(name) == state for member in members)
     }
 
 
 def _same(members: Sequence[Member]) -> dict[str, str]:
     """Aspects with one value everywhere."""
-    first = members[0].aspects if members else {}
+    aspects = members[0].aspects if members else {}
     return {
-        what: value for what, value in first.items() if all(one.aspects.get(what) == value for one in members)
+        aspect: value
+        for aspect, value in aspects.items()
+        if all(member.aspects.get(aspect) == value for member in members)
     }
 
 
@@ -345,14 +355,14 @@ def _blocks(
         domain = _domain(members)
         shared = f" (all of them in {domain.removeprefix('.')})" if domain else ""
         yield Text(f"{len(members)} nodes{shared}, {amount}", Style.WARN)
-        for one in (*differences, *findings):
+        for difference in (*differences, *findings):
             yield Text("")
-            yield Text(one.what, Style.HEADING)
-            yield _table(one, _WORDS if one in findings else {}, domain)
+            yield Text(difference.what, Style.HEADING)
+            yield _table(difference, _WORDS if difference in findings else {}, domain)
     if missing:
         yield Text("")
         yield Text("no report", Style.HEADING)
-        lines = ((Cell(f"  {one.name}", Style.BAD), one.code, one.message) for one in missing)
+        lines = ((Cell(f"  {node.name}", Style.BAD), node.code, node.message) for node in missing)
         yield Table(("", "", ""), tuple(lines))
     if common:
         yield Text("")
@@ -364,31 +374,31 @@ def _blocks(
 def _domain(members: Sequence[Member]) -> str:
     """The common suffix of all names, from a dot on; empty if they share none. Printed once, not on every
     line."""
-    if any(one.file in one.name for one in members):
+    if any(member.file in member.name for member in members):
         return ""
-    domains = {one.name[one.name.find(".") :] if "." in one.name else "" for one in members}
+    domains = {member.name[member.name.find(".") :] if "." in member.name else "" for member in members}
     return domains.pop() if len(domains) == 1 else ""
 
 
-def _table(difference: Difference, words: Mapping[str, str], domain: str) -> Table:
+def _table(difference: Difference, labels: Mapping[str, str], domain: str) -> Table:
     rows = []
     for group in difference.groups:
-        value = words.get(group.value, group.value)
-        style = _STYLES.get(group.value, Style.PLAIN) if words else Style.PLAIN
+        value = labels.get(group.value, group.value)
+        style = _STYLES.get(group.value, Style.PLAIN) if labels else Style.PLAIN
         rows.append(
             (
                 Cell(f"  {value}", style),
                 str(len(group.nodes)),
-                _few([one.removesuffix(domain) for one in group.nodes]),
+                _shortened([node.removesuffix(domain) for node in group.nodes]),
             )
         )
     return Table(("", "", ""), tuple(rows))
 
 
-def _few(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
-    shown = ", ".join(names[:_MOST_NAMES])
-    return f"{shown} and {more} more" if more > 0 else shown
+    listed = ", ".join(names[:_MOST_NAMES])
+    return f"{listed} and {more} more" if more > 0 else listed
 
 
 # Reports that were saved: a DoctorReport as JSON or YAML, or the one inside a support bundle.
@@ -412,18 +422,20 @@ def saved_reports(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _saved(path: str) -> str:
     """Text of a file of this machine, even with --root."""
-    place = str(Path(path).absolute())
+    absolute_path = str(Path(path).absolute())
     try:
         if path.endswith((".tar.gz", ".tgz")):
             from gpunode.host.bundle import report_in
 
-            return report_in(Path(place)).decode("utf-8", "replace")
-        found = Host(Path("/")).read_text(place)
+            return report_in(Path(absolute_path)).decode("utf-8", "replace")
+        content = Host(Path("/")).read_text(absolute_path)
     except GpunodeError as error:
-        raise ConfigError(error.message.replace(place, path), hint=error.hint, code=error.code) from error
-    if found is None:
+        raise ConfigError(
+            error.message.replace(absolute_path, path), hint=error.hint, code=error.code
+        ) from error
+    if content is None:
         raise ConfigError(f"{path} doesn't exist", hint=_MAKE_ONE)
-    return found
+    return content
 
 
 def _envelope(path: str, text: str) -> dict[str, Any]:

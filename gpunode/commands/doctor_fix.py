@@ -55,23 +55,24 @@ class Fixes:
 
 def run(
     host: Host,
-    look: Callable[[], tuple[Finding, ...]],
+    examine: Callable[[], tuple[Finding, ...]],
     progress: Progress,
     *,
     strict: bool,
     apply: bool,
     allow: Collection[str],
 ) -> Result:
-    """Plan fixes for the findings of `look`; with `apply` carry out the safe ones, and those of `ALLOWANCES`
-    that `allow` names. Exit 1 if an error is left. `PreconditionError` where changes aren't allowed."""
+    """Plan fixes for the findings of `examine`; with `apply` carry out the safe ones, and those of
+    `ALLOWANCES` that `allow` names. Exit 1 if an error is left. `PreconditionError` where changes aren't
+    allowed."""
     if apply:
         _require(host)
-    findings = look()
+    findings = examine()
     plan = planned_fixes(in_order(findings))
-    done: tuple[Outcome, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     if apply:
-        done, findings = _apply(host, look, findings, allow, progress)
-    return _result(Fixes(plan, done, apply), findings, strict)
+        outcomes, findings = _apply(host, examine, findings, allow, progress)
+    return _result(Fixes(plan, outcomes, apply), findings, strict)
 
 
 def refuse(fix: bool, apply: bool, allow: Collection[str]) -> None:
@@ -81,7 +82,7 @@ def refuse(fix: bool, apply: bool, allow: Collection[str]) -> None:
         if allowance not in ALLOWANCES:
             raise UsageError(f"there is no allowance {allowance!r}", hint=f"one of {', '.join(ALLOWANCES)}")
     if allow and not apply:
-        allowed = " ".join(f"--allow {one}" for one in allow)
+        allowed = " ".join(f"--allow {name}" for name in allow)
         raise UsageError("--allow goes with --fix --apply", hint=f"gpunode doctor --fix --apply {allowed}")
     if not fix:
         raise UsageError("--apply goes with --fix", hint="gpunode doctor --fix --apply")
@@ -98,75 +99,81 @@ def _require(host: Host) -> None:
 
 def _apply(
     host: Host,
-    look: Callable[[], tuple[Finding, ...]],
+    examine: Callable[[], tuple[Finding, ...]],
     findings: tuple[Finding, ...],
     allow: Collection[str],
     progress: Progress,
 ) -> tuple[tuple[Outcome, ...], tuple[Finding, ...]]:
     """Carry out fixes and run the checks again until no new fix is left, each check once; return the
     results."""
-    done: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for _ in range(_ROUNDS):
-        planned = _next(findings, allow, done)
+        planned = _next_fix(findings, allow, outcomes)
         if planned is None:
             break
         steps = allowed_steps(planned, allow)
-        outcome = _attempted(host, planned, steps, progress)
+        outcome = _try_fix(host, planned, steps, progress)
         if outcome.outcome == "done" and not any(step.disruptive == "reboot" for step in steps):
-            findings = look()
-            outcome = _judged(outcome, findings, planned.steps[len(steps) :])
-        done[planned.id] = outcome
+            findings = examine()
+            outcome = _with_finding(outcome, findings, planned.steps[len(steps) :])
+        outcomes[planned.id] = outcome
     for planned in planned_fixes(in_order(findings)):
-        if planned.id not in done:
-            done[planned.id] = Outcome(planned.id, "left", _way(planned))
-    return tuple(done.values()), findings
+        if planned.id not in outcomes:
+            outcomes[planned.id] = Outcome(planned.id, "left", _permission(planned))
+    return tuple(outcomes.values()), findings
 
 
-def _next(findings: tuple[Finding, ...], allow: Collection[str], done: Collection[str]) -> PlannedFix | None:
+def _next_fix(
+    findings: tuple[Finding, ...], allow: Collection[str], attempted: Collection[str]
+) -> PlannedFix | None:
     """The next fix that may be carried out. A reboot comes last, with no fix after it."""
-    found = [
+    candidates = [
         planned
         for planned in planned_fixes(in_order(findings))
-        if planned.id not in done and allowed_steps(planned, allow)
+        if planned.id not in attempted and allowed_steps(planned, allow)
     ]
-    found.sort(key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, allow)))
-    return found[0] if found else None
+    candidates.sort(
+        key=lambda planned: any(step.disruptive == "reboot" for step in allowed_steps(planned, allow))
+    )
+    return candidates[0] if candidates else None
 
 
-def _attempted(host: Host, planned: PlannedFix, steps: Sequence[Step], progress: Progress) -> Outcome:
+def _try_fix(host: Host, planned: PlannedFix, steps: Sequence[Step], progress: Progress) -> Outcome:
     try:
-        did = carry_out(host, planned.id, steps, engine_restart(host, progress), progress)
+        carried_out = carry_out(host, planned.id, steps, engine_restart(host, progress), progress)
     except GpunodeError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return Outcome(planned.id, "failed", f"{error.message}{hint}")
-    return Outcome(planned.id, "done", "", did.commands, did.changes, did.journal)
+    return Outcome(planned.id, "done", "", carried_out.commands, carried_out.changes, carried_out.journal)
 
 
-def _judged(outcome: Outcome, findings: tuple[Finding, ...], rest: Sequence[Step]) -> Outcome:
+def _with_finding(outcome: Outcome, findings: tuple[Finding, ...], remaining: Sequence[Step]) -> Outcome:
     """The result with the same check's current finding, and the part of the fix that remains."""
     now = next((finding for finding in findings if finding.id == outcome.id), None)
     if now is None or now.status not in _BAD:
         return replace(outcome, outcome="mended", message=now.summary if now else "")
-    if rest:
-        commands = " && ".join(" ".join(step.argv) for step in rest)
-        return replace(outcome, message=f"it takes effect after: {commands} (--allow {rest[0].disruptive})")
+    if remaining:
+        commands = " && ".join(" ".join(step.argv) for step in remaining)
+        return replace(
+            outcome, message=f"it takes effect after: {commands} (--allow {remaining[0].disruptive})"
+        )
     return replace(outcome, outcome="not-mended", message=now.summary)
 
 
 def _result(fixes: Fixes, findings: tuple[Finding, ...], strict: bool) -> Result:
     counts = _BAD if strict else (FindingStatus.FAIL, FindingStatus.ERROR)
-    left = any(finding.status in counts for finding in findings)
-    failed = left or any(one.outcome in ("failed", "not-mended", "done") for one in fixes.done)
+    has_faults = any(finding.status in counts for finding in findings)
+    failed = has_faults or any(outcome.outcome in ("failed", "not-mended", "done") for outcome in fixes.done)
     return Result(
         "DoctorFixes",
         fixes,
         status="fail" if failed else "ok",
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
-        blocks=tuple(_done(fixes) if fixes.applied else _planned(fixes)),
+        blocks=tuple(_outcome_blocks(fixes) if fixes.applied else _plan_blocks(fixes)),
     )
 
 
-def _planned(fixes: Fixes) -> Iterator[Block]:
+def _plan_blocks(fixes: Fixes) -> Iterator[Block]:
     if not fixes.plan:
         yield Text("Nothing to fix", Style.GOOD)
         return
@@ -177,20 +184,20 @@ def _planned(fixes: Fixes) -> Iterator[Block]:
             if step.path and not step.link:
                 yield Text(f"  writes {step.path}:", Style.DIM)
                 yield from (Text(f"    {line}", Style.DIM) for line in step.content.splitlines())
-        yield Text(f"  {_way(planned)}", Style.GOOD if planned.way == "safe" else Style.DIM)
+        yield Text(f"  {_permission(planned)}", Style.GOOD if planned.way == "safe" else Style.DIM)
     if any(planned.way == "safe" for planned in fixes.plan):
         yield Text("")
         yield Text("Apply the safe fixes, as root: gpunode doctor --fix --apply", Style.COMMAND)
 
 
-def _way(planned: PlannedFix) -> str:
+def _permission(planned: PlannedFix) -> str:
     if planned.look:
         return "manual: it only shows the cause"
     needed = dict.fromkeys(step.disruptive for step in planned.steps if step.disruptive != "none")
-    return _WAYS[planned.way].format(" ".join(f"--allow {one}" for one in needed))
+    return _WAYS[planned.way].format(" ".join(f"--allow {allowance}" for allowance in needed))
 
 
-def _done(fixes: Fixes) -> Iterator[Block]:
+def _outcome_blocks(fixes: Fixes) -> Iterator[Block]:
     if not fixes.done:
         yield Text("Nothing to fix", Style.GOOD)
     styles = {
@@ -200,12 +207,14 @@ def _done(fixes: Fixes) -> Iterator[Block]:
         "not-mended": Style.BAD,
         "left": Style.DIM,
     }
-    for one in fixes.done:
-        yield Text(f"{one.id} {one.outcome}: {one.message}".removesuffix(": "), styles[one.outcome])
-        yield from (Text(f"  {command}", Style.COMMAND) for command in one.commands)
-        yield from (Text(f"  {change.path} {change.action}") for change in one.changes)
-        if one.journal:
-            yield Text(f"  undo it with: gpunode rollback {one.journal}", Style.DIM)
+    for outcome in fixes.done:
+        yield Text(
+            f"{outcome.id} {outcome.outcome}: {outcome.message}".removesuffix(": "), styles[outcome.outcome]
+        )
+        yield from (Text(f"  {command}", Style.COMMAND) for command in outcome.commands)
+        yield from (Text(f"  {change.path} {change.action}") for change in outcome.changes)
+        if outcome.journal:
+            yield Text(f"  undo it with: gpunode rollback {outcome.journal}", Style.DIM)
 
 
 # Execution of a fix's steps: files through the journal, programs without a shell, links.
@@ -227,24 +236,28 @@ def carry_out(
     if not host.live:
         raise PreconditionError("fixes can be applied only on the node itself", hint="remove --root")
     files = [step for step in steps if step.path and not step.link]
-    rest = [step for step in steps if step.argv or step.link]
-    shown = tuple(" ".join(step.argv) if step.argv else f"ln -s {step.link} {step.path}" for step in rest)
+    actions = [step for step in steps if step.argv or step.link]
+    commands = tuple(
+        " ".join(step.argv) if step.argv else f"ln -s {step.link} {step.path}" for step in actions
+    )
 
     def plan() -> tuple[FileEdit, ...]:
         return tuple(FileEdit(step.path, host.read_bytes(step.path), step.content.encode()) for step in files)
 
     def activate() -> None:
-        _run(host, rest, progress)
+        _run(host, actions, progress)
 
     if not files:
         activate()
-        _note(host, check, shown)
-        return CarriedOut((), shown)
-    context = {"check": check, "commands": list(shown)}
-    done = change_files(host, _OPERATION, plan, restart, context=context, activate=activate)
-    if not done.journal:  # the files already had the right contents
+        _note(host, check, commands)
+        return CarriedOut((), commands)
+    context = {"check": check, "commands": list(commands)}
+    changed = change_files(host, _OPERATION, plan, restart, context=context, activate=activate)
+    if not changed.journal:  # the files already had the right contents
         activate()
-    return CarriedOut(tuple(edit.change() for edit in done.edits), shown, done.journal, done.notes)
+    return CarriedOut(
+        tuple(edit.change() for edit in changed.edits), commands, changed.journal, changed.notes
+    )
 
 
 def _note(host: Host, check: str, commands: tuple[str, ...]) -> None:
@@ -257,20 +270,20 @@ def _note(host: Host, check: str, commands: tuple[str, ...]) -> None:
 
 
 def _run(host: Host, steps: Sequence[Step], progress: Progress) -> None:
-    made: list[str] = []
+    links: list[str] = []
 
-    def each() -> None:
+    def run_steps() -> None:
         for step in steps:
             if step.link:
-                made.extend(_link(host, step))
+                links.extend(_link(host, step))
             else:
                 _call(host, step.argv, progress)
 
-    def back(_error: BaseException) -> None:
-        for path in made:
+    def remove_links(_error: BaseException) -> None:
+        for path in links:
             host.remove(path)
 
-    attempt(each, back)
+    attempt(run_steps, remove_links)
 
 
 def _link(host: Host, step: Step) -> list[str]:
@@ -286,12 +299,16 @@ def _link(host: Host, step: Step) -> list[str]:
 
 
 def _call(host: Host, argv: tuple[str, ...], progress: Progress) -> None:
-    words = module_argv(_OURS, *argv[1:]) if argv[0] == _OURS else argv
+    command = module_argv(_OURS, *argv[1:]) if argv[0] == _OURS else argv
     with progress.step(" ".join(argv)):
-        done = host.run(words, timeout=_SECONDS)
-    if not done.ok:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        reason = "timed out" if done.timed_out else (said[-1] if said else f"exit code {done.code}")
+        completed = host.run(command, timeout=_SECONDS)
+    if not completed.ok:
+        output_lines = (completed.stderr or completed.stdout).strip().splitlines()
+        reason = (
+            "timed out"
+            if completed.timed_out
+            else (output_lines[-1] if output_lines else f"exit code {completed.code}")
+        )
         raise DaemonError(
             f"{' '.join(argv)}: {reason}", hint="run the command manually to see its whole output"
         )

@@ -177,10 +177,10 @@ def build_wish(
     if key:
         from gpunode.packages.repository import armored, fingerprints
 
-        found = host.read_bytes(str(Path(key).absolute()))
-        if found is None:
+        content = host.read_bytes(str(Path(key).absolute()))
+        if content is None:
             raise UsageError(f"there is no file {key}", hint="--key takes the mirror's public key")
-        data = armored(found)
+        data = armored(content)
         fingerprints(data)  # raises for data that isn't a key
     return Wish(branch, version, flavour, repository.rstrip("/"), hold, data)
 
@@ -239,7 +239,7 @@ def check(wish: Wish) -> None:
             f"{wish.repository!r} is not a repository",
             hint="distribution, nvidia, or the https address of a mirror of NVIDIA's",
         )
-    if any(not one.isprintable() or one in ' "[]' for one in wish.repository):
+    if any(not character.isprintable() or character in ' "[]' for character in wish.repository):
         raise UsageError(
             "a repository's address has no blanks or quotes", hint="give it as a browser takes it"
         )
@@ -258,8 +258,8 @@ def data_of(plan: DriverPlan) -> PlanData:
         plan.resolved,
         plan.decisions,
         plan.packages,
-        tuple(FileLine(one.path, one.reason, (one.content or b"").decode()) for one in plan.files),
-        tuple(one.text for one in plan.commands),
+        tuple(FileLine(file.path, file.reason, (file.content or b"").decode()) for file in plan.files),
+        tuple(command.text for command in plan.commands),
         plan.changes,
         plan.refusals,
         plan.reboot,
@@ -269,19 +269,24 @@ def data_of(plan: DriverPlan) -> PlanData:
 def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
     """The plan for people; without `refusals` where errors report them."""
     if plan.decisions:
-        shown = plan.version or f"branch {plan.branch}"
-        yield Text(f"driver {shown}, {plan.flavour} kernel module", Style.HEADING)
-        width = max(len(one.subject) for one in plan.decisions) + 2
-        for one in plan.decisions:
-            yield Text(f"  {one.subject:<{width}}{one.choice}")
-            yield Text(f"  {'':<{width}}{one.because} ({one.source})", Style.DIM)
+        release = plan.version or f"branch {plan.branch}"
+        yield Text(f"driver {release}, {plan.flavour} kernel module", Style.HEADING)
+        width = max(len(decision.subject) for decision in plan.decisions) + 2
+        for decision in plan.decisions:
+            yield Text(f"  {decision.subject:<{width}}{decision.choice}")
+            yield Text(f"  {'':<{width}}{decision.because} ({decision.source})", Style.DIM)
     if plan.up_to_date:
         yield Text(f"driver {plan.version} is installed: nothing to do", Style.GOOD)
     if plan.packages and not plan.up_to_date:
         yield Text("")
         lines = tuple(
-            (one.name, one.installed or "-", one.version or "newest of the branch", one.origin or "-")
-            for one in plan.packages
+            (
+                package.name,
+                package.installed or "-",
+                package.version or "newest of the branch",
+                package.origin or "-",
+            )
+            for package in plan.packages
         )
         yield Table(("PACKAGE", "NOW", "THEN", "FROM"), lines)
     yield from _work(plan)
@@ -302,9 +307,9 @@ def _work(plan: DriverPlan) -> Iterator[Block]:
         yield Text(f"write {file.path}: {file.reason}")
     for command in plan.commands:
         yield Text(f"$ {command.text}", Style.COMMAND)
-    gone = [one.name for one in plan.changes if not one.after]
-    if gone:
-        yield Text(f"goes away: {', '.join(gone)}", Style.WARN)
+    removed = [change.name for change in plan.changes if not change.after]
+    if removed:
+        yield Text(f"goes away: {', '.join(removed)}", Style.WARN)
     reboot = f"reboot needed: {plan.reboot}" if plan.reboot else "no reboot is needed"
     yield Text(reboot, Style.WARN if plan.reboot else Style.GOOD)
     yield Text(f"plan {plan.id}", Style.DIM)
@@ -356,7 +361,7 @@ def install(
         situation, plan = made(host, wish)
     if yes and not dry_run and plan.commands and not plan.refusals:
         require_live(host)
-        if _undisturbed(host, progress, lock_seconds):
+        if _waited_for_others(host, progress, lock_seconds):
             situation, plan = made(host, wish)
     if plan.up_to_date:
         return _result(plan, CarriedOut(), dry_run=dry_run)
@@ -371,7 +376,7 @@ def install(
     return _install(host, situation, plan, wish, lock_seconds, progress)
 
 
-def _undisturbed(host: Host, progress: Progress, lock_seconds: float) -> bool:
+def _waited_for_others(host: Host, progress: Progress, lock_seconds: float) -> bool:
     """Wait until no other package manager runs; True if one did, because the node must then be read again."""
     manager = find_manager(host)
     if holder(host, manager.lock_files) is None:
@@ -382,19 +387,19 @@ def _undisturbed(host: Host, progress: Progress, lock_seconds: float) -> bool:
 
 def _refused(plan: DriverPlan, identifier: str, *, dry_run: bool) -> Result:
     """Show the plan with the refusal, so that the reader knows what to change."""
-    errors = [ErrorInfo(one.code, one.message, one.hint) for one in plan.refusals]
+    errors = [ErrorInfo(refusal.code, refusal.message, refusal.hint) for refusal in plan.refusals]
     if not errors:
         hint = f"read the plan, then run this with --yes --plan {plan.id}"
-        what = ("not-confirmed", "nothing was changed: the plan was not confirmed")
+        code_and_message = ("not-confirmed", "nothing was changed: the plan was not confirmed")
         if identifier not in ("", plan.id):
-            what = (
+            code_and_message = (
                 "plan-changed",
                 f"nothing was changed: {identifier} isn't this node's plan, {plan.id} is",
             )
-        errors = [ErrorInfo(*what, hint)]
+        errors = [ErrorInfo(*code_and_message, hint)]
     data = DriverInstallation(data_of(plan), (), (), (), (), "", plan.reboot, dry_run)
-    shown = tuple(blocks(plan, refusals=False))
-    return Result(INSTALLATION, data, "error", ExitCode.PRECONDITION, plan.notes, tuple(errors), shown)
+    page = tuple(blocks(plan, refusals=False))
+    return Result(INSTALLATION, data, "error", ExitCode.PRECONDITION, plan.notes, tuple(errors), page)
 
 
 def _install(
@@ -419,38 +424,44 @@ def _install(
         return latest[0]
 
     try:
-        done = carry_out(
+        carried_out = carry_out(
             job,
             engine_restart(host, progress),
             lambda: plan.files,
-            lambda run: _act(job, plan, again, run),
-            lambda run: _give_up(job, latest[0], plan, present, run),
+            lambda run: _install_packages(job, plan, again, run),
+            lambda run: _remove_additions(job, latest[0], plan, present, run),
         )
     except GpunodeError as error:
         error.hint = hint_of(error.code, manager.name, error.hint)
         raise
     final = latest[0]
-    undo = _way_back(job, final, plan, present)
+    undo = _undo_commands(job, final, plan, present)
     ran, pending, why = _finish(job, final.commands[len(final.commands) - final.finishing :])
-    shown = CarriedOut(done.changes, (*done.commands, *ran), done.journal, (*done.notes, *why))
-    return _result(final, shown, pending, undo, dry_run=False)
+    combined = CarriedOut(
+        carried_out.changes, (*carried_out.commands, *ran), carried_out.journal, (*carried_out.notes, *why)
+    )
+    return _result(final, combined, pending, undo, dry_run=False)
 
 
-def _came(host: Host, present: frozenset[str], plan: DriverPlan) -> tuple[str, ...]:
+def _added_packages(host: Host, present: frozenset[str], plan: DriverPlan) -> tuple[str, ...]:
     """The packages that this plan adds to `present`; if the manager reports no more, those of a driver."""
-    listed = {one.name for one in plan.changes}
-    new = sorted(frozenset(read_packages(host).installed) - present)
-    return tuple(one for one in new if one in listed or (not listed and any(word in one for word in _OURS)))
+    listed = {change.name for change in plan.changes}
+    added = sorted(frozenset(read_packages(host).installed) - present)
+    return tuple(
+        name for name in added if name in listed or (not listed and any(word in name for word in _OURS))
+    )
 
 
-def _way_back(job: Job, final: DriverPlan, first: DriverPlan, present: frozenset[str]) -> tuple[str, ...]:
+def _undo_commands(
+    job: Job, final: DriverPlan, initial: DriverPlan, present: frozenset[str]
+) -> tuple[str, ...]:
     """Undo commands; files stay as they are, and so does the journal, which has their earlier content."""
-    names = tuple(dict.fromkeys((*job.watched, *_came(job.host, present, final))))
+    names = tuple(dict.fromkeys((*job.watched, *_added_packages(job.host, present, final))))
     commands = back(job.manager, job.manager.installed(names), job.before)
-    return tuple(one.text for one in (*commands, *first.stream_back))
+    return tuple(command.text for command in (*commands, *initial.stream_back))
 
 
-def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) -> None:
+def _install_packages(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) -> None:
     """Add the repository and plan again with its packages, then install and check the result."""
     for command in plan.commands[: plan.preparing]:
         run(command)
@@ -460,10 +471,12 @@ def _act(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) 
         job.progress.info(f"the repository has driver {plan.version}")
     for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:
         run(command)
-    _prove(job.host, job.manager, plan)
+    _check_installed(job.host, job.manager, plan)
 
 
-def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[str], run: Run) -> None:
+def _remove_additions(
+    job: Job, plan: DriverPlan, initial: DriverPlan, present: frozenset[str], run: Run
+) -> None:
     """Remove what `carry_out` doesn't know of: additional packages, and the module stream."""
     node = Node(job.host)
     for release in dict.fromkeys((node.kernel, node.next_kernel)):
@@ -471,12 +484,12 @@ def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[s
         if build is not None:  # its log is removed with the packages
             job.progress.note(f"kernel {release}: {build.text}")
     try:
-        came = _came(job.host, present, plan)
-        if came:
-            run(job.manager.remove(came))
+        added = _added_packages(job.host, present, plan)
+        if added:
+            run(job.manager.remove(added))
     except GpunodeError as error:
         job.progress.note(f"what came along isn't gone: {error.message}")
-    for command in first.stream_back:
+    for command in initial.stream_back:
         try:
             run(command)
         except GpunodeError as error:
@@ -487,8 +500,8 @@ def _give_up(job: Job, plan: DriverPlan, first: DriverPlan, present: frozenset[s
 def _require(plan: DriverPlan) -> None:
     """Refusals that are only known once the repository has been read."""
     if plan.refusals:
-        first = plan.refusals[0]
-        raise PreconditionError(first.message, hint=first.hint, code=first.code)
+        refusal = plan.refusals[0]
+        raise PreconditionError(refusal.message, hint=refusal.hint, code=refusal.code)
     if not plan.resolved:
         raise PackagesError(
             "the package manager doesn't report the available versions",
@@ -496,22 +509,23 @@ def _require(plan: DriverPlan) -> None:
         )
 
 
-def _prove(host: Host, manager: Manager, plan: DriverPlan) -> None:
+def _check_installed(host: Host, manager: Manager, plan: DriverPlan) -> None:
     """Check that the packages are at their versions and that a kernel of this node has a module."""
-    states = manager.look([one.name for one in plan.packages])
-    wrong = [
-        f"{one.name} {states[one.name].installed or 'not installed'}"
-        for one in plan.packages
-        if one.version and (states[one.name].installed != one.version or states[one.name].unfinished)
+    states = manager.look([package.name for package in plan.packages])
+    not_installed = [
+        f"{package.name} {states[package.name].installed or 'not installed'}"
+        for package in plan.packages
+        if package.version
+        and (states[package.name].installed != package.version or states[package.name].unfinished)
     ]
-    if wrong:
+    if not_installed:
         raise PackagesError(
-            f"{manager.name} reported success, but these are not installed: {', '.join(wrong)}",
+            f"{manager.name} reported success, but these are not installed: {', '.join(not_installed)}",
             hint="see what holds them back: gpunode driver plan",
         )
     node = Node(host)
     boots = (node.kernel, node.next_kernel)
-    if not any(one.has_module for one in driver.installed_kernels(host) if one.release in boots):
+    if not any(kernel.has_module for kernel in driver.installed_kernels(host) if kernel.release in boots):
         raise PackagesError(
             f"the packages are installed, and kernel {node.next_kernel} has got no module",
             hint="see whether its headers are whole and DKMS has a compiler: gpunode doctor --only driver",
@@ -527,11 +541,11 @@ def _finish(
         try:
             run_command(job.host, job.manager, command, job.progress, wait_seconds=job.lock_seconds)
         except GpunodeError as error:
-            left = tuple(one.text for one in commands[number:])
-            return tuple(ran), left, (f"{command.text} failed: {error.message}",)
+            remaining = tuple(later.text for later in commands[number:])
+            return tuple(ran), remaining, (f"{command.text} failed: {error.message}",)
         except KeyboardInterrupt:
-            left = tuple(one.text for one in commands[number:])
-            job.progress.note(f"the driver is installed; left to do: {'; '.join(left)}")
+            remaining = tuple(later.text for later in commands[number:])
+            job.progress.note(f"the driver is installed; left to do: {'; '.join(remaining)}")
             raise
         ran.append(command.text)
     return tuple(ran), (), ()
@@ -539,32 +553,40 @@ def _finish(
 
 def _result(
     plan: DriverPlan,
-    done: CarriedOut,
+    carried_out: CarriedOut,
     pending: tuple[str, ...] = (),
     undo: tuple[str, ...] = (),
     *,
     dry_run: bool,
 ) -> Result:
     data = DriverInstallation(
-        data_of(plan), done.changes, done.commands, pending, undo, done.journal, plan.reboot, dry_run
+        data_of(plan),
+        carried_out.changes,
+        carried_out.commands,
+        pending,
+        undo,
+        carried_out.journal,
+        plan.reboot,
+        dry_run,
     )
-    notes = (*plan.notes, *done.notes)
+    notes = (*plan.notes, *carried_out.notes)
     if dry_run or plan.up_to_date:
         refusals = () if plan.up_to_date else plan.refusals
         foreseen = tuple(
-            ErrorInfo(one.code, f"a real run would be refused: {one.message}", one.hint) for one in refusals
+            ErrorInfo(refusal.code, f"a real run would be refused: {refusal.message}", refusal.hint)
+            for refusal in refusals
         )
         status, exit_code = ("fail", ExitCode.PRECONDITION) if foreseen else ("ok", ExitCode.OK)
         page = tuple(blocks(plan, refusals=False))
         return Result(INSTALLATION, data, status, exit_code, notes, foreseen, page)
-    shown: list[Block] = file_blocks(plan.files, done.changes, dry_run=False)
-    shown += [Text(f"ran: {command}", Style.COMMAND) for command in done.commands]
-    shown.append(Text(f"driver {plan.version}, {plan.flavour} kernel module, is installed", Style.GOOD))
-    shown += [Text(f"left to do: {command}", Style.WARN) for command in pending]
+    lines: list[Block] = file_blocks(plan.files, carried_out.changes, dry_run=False)
+    lines += [Text(f"ran: {command}", Style.COMMAND) for command in carried_out.commands]
+    lines.append(Text(f"driver {plan.version}, {plan.flavour} kernel module, is installed", Style.GOOD))
+    lines += [Text(f"left to do: {command}", Style.WARN) for command in pending]
     if plan.reboot:
-        shown.append(Text(f"reboot needed: {plan.reboot}", Style.WARN))
-    shown.append(Text("next: gpunode doctor", Style.COMMAND))
-    shown += [Text(f"undo it with: {command}", Style.DIM) for command in undo]
+        lines.append(Text(f"reboot needed: {plan.reboot}", Style.WARN))
+    lines.append(Text("next: gpunode doctor", Style.COMMAND))
+    lines += [Text(f"undo it with: {command}", Style.DIM) for command in undo]
     code = ExitCode.FAILED if pending else ExitCode.OK
     errors = (
         (
@@ -575,4 +597,4 @@ def _result(
         if pending
         else ()
     )
-    return Result(INSTALLATION, data, "fail" if pending else "ok", code, notes, errors, tuple(shown))
+    return Result(INSTALLATION, data, "fail" if pending else "ok", code, notes, errors, tuple(lines))

@@ -65,8 +65,13 @@ class CheckExplanation:
 def run(identifier: str = "") -> Result:
     """Explain the check of this id, or list all. `UsageError` names the nearest ids for an unknown one."""
     if not identifier:
-        rows = tuple((Cell(one.id, Style.COMMAND), one.layer, one.severity, one.title) for one in ALL_CHECKS)
-        checks = tuple(ListedCheck(one.id, one.title, one.layer, one.severity) for one in ALL_CHECKS)
+        rows = tuple(
+            (Cell(listed.id, Style.COMMAND), listed.layer, listed.severity, listed.title)
+            for listed in ALL_CHECKS
+        )
+        checks = tuple(
+            ListedCheck(listed.id, listed.title, listed.layer, listed.severity) for listed in ALL_CHECKS
+        )
         table = Table(("CHECK", "LAYER", "SEVERITY", "WHAT MUST HOLD"), rows)
         return Result("CheckList", CheckList(checks), blocks=(table,))
     check = find_check(identifier)
@@ -92,7 +97,7 @@ def explanation(check: Check) -> CheckExplanation:
 
 def blocked_checks(check: Check) -> tuple[str, ...]:
     """Ids of the checks that directly wait for this one."""
-    return tuple(other.id for other in ALL_CHECKS if check.id in other.blocked_by)
+    return tuple(blocked.id for blocked in ALL_CHECKS if check.id in blocked.blocked_by)
 
 
 def _blocks(check: Check) -> Iterator[Block]:
@@ -123,12 +128,12 @@ def _blocks(check: Check) -> Iterator[Block]:
 
 def commands(check: Check) -> dict[str, list[str]]:
     """Each fix command with its distributions."""
-    found: dict[str, list[str]] = {}
+    names_by_command: dict[str, list[str]] = {}
     for family in FAMILIES:
-        found.setdefault(check.remedy.for_family(family).command, []).append(_FAMILY_NAMES[family])
+        names_by_command.setdefault(check.remedy.for_family(family).command, []).append(_FAMILY_NAMES[family])
     return {
         command: names if len(names) < len(FAMILIES) else ["every distribution"]
-        for command, names in found.items()
+        for command, names in names_by_command.items()
     }
 
 

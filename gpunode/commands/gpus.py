@@ -71,8 +71,8 @@ def _rows(gpu: Gpu) -> Iterator[tuple[Cell | str, ...]]:
         Cell(_mig_state(gpu), Style.DIM),
     )
     for device in gpu.mig:
-        place = f"{gpu.index}:{device.index}"
-        yield (place, f"  MIG {device.profile}", device.uuid, "", _gib(device.memory_bytes), "", "", "")
+        position = f"{gpu.index}:{device.index}"
+        yield (position, f"  MIG {device.profile}", device.uuid, "", _gib(device.memory_bytes), "", "", "")
 
 
 def _mig_state(gpu: Gpu) -> str:

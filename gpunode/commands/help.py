@@ -29,10 +29,18 @@ def _environment(context: Any, of: str) -> str:
         "Values: true or false for a flag; several values with spaces between, for those of plugin serve and"
         " labels with commas. GPUNODE_STATE_DIR is the directory of the journal."
     )
-    listed = [one for one in variables(context.command) if f"{one.command} ".startswith(f"{of} ".lstrip())]
-    for command, group in groupby(listed, key=lambda one: one.command):
+    listed = [
+        variable
+        for variable in variables(context.command)
+        if f"{variable.command} ".startswith(f"{of} ".lstrip())
+    ]
+    for command, group in groupby(listed, key=lambda variable: variable.command):
         with formatter.section(f"gpunode {command}" if command else "Every command"):
-            rows = [(name, whole(one.option)) for one in group for name in (one.name, *one.others)]
+            rows = [
+                (name, whole(variable.option))
+                for variable in group
+                for name in (variable.name, *variable.others)
+            ]
             formatter.write_dl(rows, col_max=_VARIABLE)
     return printed(formatter.getvalue()) if listed else ""
 
@@ -40,10 +48,10 @@ def _environment(context: Any, of: str) -> str:
 def _names(ctx: typer.Context) -> list[str]:
     """Completions for Tab."""
     parent: Any = ctx.find_root().command
-    named = ctx.params.get("command") or ()
-    for name in named:
+    words = ctx.params.get("command") or ()
+    for name in words:
         parent = parent if name == ENVIRONMENT else parent.get_command(ctx, name)
-    return [*getattr(parent, "commands", {}), *(() if named else (ENVIRONMENT,))]
+    return [*getattr(parent, "commands", {}), *(() if words else (ENVIRONMENT,))]
 
 
 help_app = typer.Typer(rich_markup_mode=None)
@@ -75,8 +83,8 @@ def show_help(
     for name in command or ():
         if not isinstance(parent.command, HelpGroup):
             parent.fail(f"No such command '{name}'.")
-        found: Any = parent.command.resolve_command(parent, [name])[1]  # reports an unknown one
-        parent = type(parent)(found, info_name=name, parent=parent)
+        child: Any = parent.command.resolve_command(parent, [name])[1]  # reports an unknown one
+        parent = type(parent)(child, info_name=name, parent=parent)
     sys.stdout.write(parent.command.get_help(parent) + "\n")
 
 

@@ -100,8 +100,8 @@ class HelpPage:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for option in filter(set_from_environment, self.params):
             if not is_global(option):
-                own = variable_of(option, ctx.auto_envvar_prefix or "")
-                option.envvar = list(dict.fromkeys((own, *variables_of(option))))
+                variable = variable_of(option, ctx.auto_envvar_prefix or "")
+                option.envvar = list(dict.fromkeys((variable, *variables_of(option))))
         if not ctx.resilient_parsing:  # as for completion
             self._check_values(ctx, args)
         parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
@@ -115,36 +115,36 @@ class HelpPage:
         --color, which the command line then overrides. The options of `plugin serve` aren't in `params`: the
         last value counts there, as for NVIDIA's plugin.
         """
-        options = [one for one in self.params if one.param_type_name == "option" and not one.is_flag]
-        single = [one for one in options if not one.multiple and not one.count]
-        for one in single:
-            one.multiple = True  # so that the parser keeps every value
+        options = [param for param in self.params if param.param_type_name == "option" and not param.is_flag]
+        single = [option for option in options if not option.multiple and not option.count]
+        for option in single:
+            option.multiple = True  # so that the parser keeps every value
         parser = self.make_parser(ctx)  # type: ignore[attr-defined]
-        for one in single:
-            one.multiple = False
-        given, _, _ = parser.parse_args(list(args))
-        flags = {flag for one in self.params for flag in one.opts if flag.startswith("-")}
-        for one in self.params:
-            values = [value for value in _listed(given.get(one.name)) if isinstance(value, str)]
-            named = _named(one)
-            if "" in values and one.default in (None, "", "auto"):
-                ctx.fail(f"{named} is empty")
-            if one not in options:
-                for text in values if one.param_type_name == "argument" else ():
+        for option in single:
+            option.multiple = False
+        parsed, _, _ = parser.parse_args(list(args))
+        flags = {flag for param in self.params for flag in param.opts if flag.startswith("-")}
+        for param in self.params:
+            values = [value for value in _as_list(parsed.get(param.name)) if isinstance(value, str)]
+            label = _display_name(param)
+            if "" in values and param.default in (None, "", "auto"):
+                ctx.fail(f"{label} is empty")
+            if param not in options:
+                for text in values if param.param_type_name == "argument" else ():
                     if text.startswith(tuple(DASHES)) or text.partition("=")[0] in flags:
                         ctx.fail(f"unexpected argument: {text}")
                 continue
             swallowed = [value for value in values if value.startswith("--") or value in flags]
             if swallowed:
-                ctx.fail(f"{named} needs a value, and {swallowed[0]} follows it")
-            if one in single and len(set(values)) > 1 and one.name not in ("output", "color"):
+                ctx.fail(f"{label} needs a value, and {swallowed[0]} follows it")
+            if param in single and len(set(values)) > 1 and param.name not in ("output", "color"):
                 listed = " and ".join(map(repr, dict.fromkeys(values)))
-                ctx.fail(f"{named} takes one value, and is given {listed}")
+                ctx.fail(f"{label} takes one value, and is given {listed}")
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """The description, then the paragraphs that are command lines."""
-        paragraphs = [" ".join(one.split()) for one in (self.help or "").split("\n\n")]
-        examples = [one for one in paragraphs if one.startswith("gpunode ")]
+        paragraphs = [" ".join(block.split()) for block in (self.help or "").split("\n\n")]
+        examples = [text for text in paragraphs if text.startswith("gpunode ")]
         for paragraph in paragraphs:
             if paragraph and paragraph not in examples:
                 formatter.write_paragraph()
@@ -158,18 +158,18 @@ class HelpPage:
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments and the command's own options; those of every command are on the first page."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        own = self.listed_options(ctx)
-        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]  # type: ignore[attr-defined]
-        for param in (*arguments, *own):
-            shown = record(param, ctx)
-            if shown is None:
+        own_options = self.listed_options(ctx)
+        arguments = [argument for argument in self.get_params(ctx) if argument.param_type_name == "argument"]  # type: ignore[attr-defined]
+        for param in (*arguments, *own_options):
+            row = record(param, ctx)
+            if row is None:
                 continue
             heading = "Arguments" if param.param_type_name == "argument" else "Options"
             if is_global(param):
                 heading = _GLOBAL
-            elif heading == "Options" and len(own) > _MANY:
+            elif heading == "Options" and len(own_options) > _MANY:
                 heading = param.rich_help_panel or _HEADING.get(param.opts[0], heading)
-            sections.setdefault(heading, []).append(shown)
+            sections.setdefault(heading, []).append(row)
         for heading, records in sections.items():
             if records:
                 longest = max(len(word) for _, text in records for word in text.split(" "))
@@ -178,8 +178,9 @@ class HelpPage:
 
     def listed_options(self, ctx: Any) -> list[Any]:
         """The options on the page: on the first one all, on the others those of the command."""
-        options = [one for one in self.get_params(ctx) if one.param_type_name == "option" and not one.hidden]  # type: ignore[attr-defined]
-        return [one for one in options if ctx.parent is None or not is_global(one)]
+        params = self.get_params(ctx)  # type: ignore[attr-defined]
+        options = [param for param in params if param.param_type_name == "option" and not param.hidden]
+        return [option for option in options if ctx.parent is None or not is_global(option)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         super().format_epilog(ctx, formatter)  # type: ignore[misc]
@@ -195,11 +196,13 @@ class HelpPage:
         if ctx.parent is None:
             return f"Variables: {prefix}_<COMMAND>_<OPTION>; see gpunode help environment"
         options = self.listed_options(ctx)
-        set_once = [flag_of(one) for one in options if one.name in ONE_SHOT]
+        set_once = [flag_of(option) for option in options if option.name in ONE_SHOT]
         if len(set_once) == len(options):
             return ""
-        other = any(not getattr(one, "variable", prefix).startswith(prefix) for one in options)
-        parts = [f"{prefix}_<OPTION>", *(["GPUNODE_PLUGIN_SERVE_<OPTION>"] if other else [])]
+        has_plugin_variables = any(
+            not getattr(option, "variable", prefix).startswith(prefix) for option in options
+        )
+        parts = [f"{prefix}_<OPTION>", *(["GPUNODE_PLUGIN_SERVE_<OPTION>"] if has_plugin_variables else [])]
         except_ = f" (not {', '.join(set_once)})" if set_once else ""
         path = " ".join(ctx.command_path.split()[1:])
         return f"Variables: {' or '.join(parts)}{except_}; see gpunode help environment {path}"
@@ -219,23 +222,23 @@ def record(option: Any, ctx: Any) -> tuple[str, str] | None:
             *(flag for flag in spellings if not flag.startswith("--")),
             *[flag for flag in spellings if flag.startswith("--")][:1],
         ]
-    found = option.get_help_record(ctx)
+    texts = option.get_help_record(ctx)
     option.opts = spellings
-    if found is None:
+    if texts is None:
         return None
     names = (
-        found[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
+        texts[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
     )
-    text, bracket, extra = whole(found[1]).rpartition("  [")
+    text, bracket, extra = whole(texts[1]).rpartition("  [")
     if not bracket:
         return names, extra
     # a default in words is in parentheses
-    notes = [re.sub(r"^default: \((.*)\)$", r"default: \1", one) for one in extra[:-1].split("; ")]
+    notes = [re.sub(r"^default: \((.*)\)$", r"default: \1", part) for part in extra[:-1].split("; ")]
     silent = ("default: false", "default: none", "default: 0", "default: ")
-    shown = [one for one in notes if one.startswith(("default: ", "required")) and one not in silent]
-    if not shown:
+    visible = [part for part in notes if part.startswith(("default: ", "required")) and part not in silent]
+    if not visible:
         return names, text
-    note = f"[{'; '.join(shown)}]"
+    note = f"[{'; '.join(visible)}]"
     return names, f"{text} {note if len(note) > _TOGETHER else note.replace(' ', _SPACE)}"
 
 
@@ -243,11 +246,11 @@ class HelpCommand(HelpPage, typer.core.TyperCommand):
     """A command with such a help page."""
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _named(param: Any) -> str:
+def _display_name(param: Any) -> str:
     """An option's flag, or an argument's name in the help."""
     if param.param_type_name == "argument":
         return f"'{(param.metavar or param.name.upper()).strip('[].')}'"
@@ -264,8 +267,8 @@ class HelpGroup(HelpPage, typer.core.TyperGroup):
         super().format_options(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        named = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
-        if self.default and not named and not ctx.resilient_parsing:  # as for completion
+        has_command = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        if self.default and not has_command and not ctx.resilient_parsing:  # as for completion
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 

@@ -260,21 +260,21 @@ def show_entry(host: Host, name: str = "") -> Result:
     """Show one entry, the last without a `name`; kind JournalEntry. `UsageError` for an id that doesn't
     exist."""
     journal, entries = load(host)
-    entry = _chosen(journal, entries, name)
+    entry = _entry_of(journal, entries, name)
     files = tuple(_file(host, journal, entry, file, entries) for file in entry.files)
     details = {key: value for key, value in entry.manifest.items() if key != "files"}
     data = JournalEntry(line(journal, entry), files, details)
     return Result("JournalEntry", data, blocks=_blocks(data))
 
 
-def _chosen(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
-    chosen = next((entry for entry in reversed(entries) if name in ("", entry.id)), None)
-    if chosen is None:
+def _entry_of(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
+    match = next((entry for entry in reversed(entries) if name in ("", entry.id)), None)
+    if match is None:
         raise UsageError(
             f"no such journal entry: {name}" if name else f"the journal has no entries: {journal.directory}",
             hint="list them: gpunode journal list" if entries else journal.elsewhere() or LIST_HINT,
         )
-    return chosen
+    return match
 
 
 def _file(
@@ -305,9 +305,9 @@ def _written(
 ) -> bytes | None:
     """What this entry wrote, from the backup that a later entry made of it; None if there is none."""
     for later in entries:
-        for other in later.files if later.sequence > entry.sequence else ():
-            if other["path"] == file["path"] and other["before"] == file["after"]:
-                return journal.original(later, other)
+        for later_file in later.files if later.sequence > entry.sequence else ():
+            if later_file["path"] == file["path"] and later_file["before"] == file["after"]:
+                return journal.original(later, later_file)
     return None
 
 
@@ -317,9 +317,9 @@ def _blocks(data: JournalEntry) -> tuple[Block, ...]:
     rows += [("engine", entry.engine)] if entry.engine else []
     for key, name in _FACTS:
         value = data.details.get(key)
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-        if isinstance(shown, str) and shown not in ("", "none", "wait"):
-            rows.append((name, shown))
+        text = ", ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(text, str) and text not in ("", "none", "wait"):
+            rows.append((name, text))
     rows.append(("can be rolled back", "yes" if entry.rollback else f"no: {entry.reason}"))
     blocks: list[Block] = [Text(entry.id, Style.HEADING), Table(("", ""), tuple(rows))]
     for file in data.files:
@@ -346,31 +346,31 @@ def roll_back(
     `ConfigError` if another program has changed one of the files since; nothing is restored then.
     """
     if not request.dry_run and _killed(Journal.of(host), name):
-        done = _finish(host, name, request.restart_command, progress)
-        if done is not None:
-            return done
+        result = _finish(host, name, request.restart_command, progress)
+        if result is not None:
+            return result
     entry = Journal.of(host).committed(name)
     manifest = entry.manifest
     if not manifest.get("engine"):
         return _files_only(host, entry, progress, dry_run=request.dry_run)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
-        back = past(host, journal, entry)
+        to_restore = past(host, journal, entry)
 
         def plan(active: Active | None) -> Plan:
-            return Original(back.edits, back.units).plan(engines[0], back.names, active)
+            return Original(to_restore.edits, to_restore.units).plan(engines[0], to_restore.names, active)
 
         def is_active(active: Active) -> bool:
-            return all(_is_as_before(active, manifest, name) for name in back.names)
+            return all(_is_as_before(active, manifest, name) for name in to_restore.names)
 
         intent = Intent(
             "rollback",
-            back.names,
+            to_restore.names,
             plan,
             is_active,
             kind="Rollback",
-            done=lambda: back.finish(journal),
-            notes=(*_also(back), *_bereft(back, journal)),
+            done=lambda: to_restore.finish(journal),
+            notes=(*_later_changes(to_restore), *_users_of_removed_files(to_restore, journal)),
         )
         return (intent,)
 
@@ -424,19 +424,19 @@ def _content(host: Host, path: str) -> bytes | None:
 def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) -> Result:
     """Restore an entry that belongs to no engine: no daemon is queried or restarted."""
     journal = Journal.of(host)
-    back = functools.cache(lambda: past(host, journal, entry))  # read once, under the lock
-    did = change_files(
+    to_restore = functools.cache(lambda: past(host, journal, entry))  # read once, under the lock
+    changed = change_files(
         host,
         "rollback",
-        lambda: back().edits,
+        lambda: to_restore().edits,
         engine_restart(host, progress),
         context={"config": str(entry.manifest.get("config", ""))},
         named_units=entry.units,
-        done=lambda: back().finish(journal),
+        done=lambda: to_restore().finish(journal),
         dry_run=dry_run,
     )
-    notes = (*did.notes, *_also(back()))
-    return _files_result(entry.manifest, did.edits, notes, did.journal, dry_run=dry_run)
+    notes = (*changed.notes, *_later_changes(to_restore()))
+    return _files_result(entry.manifest, changed.edits, notes, changed.journal, dry_run=dry_run)
 
 
 def _files_result(
@@ -478,18 +478,18 @@ def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> boo
     return has == manifest.get("hadRuntime") and (has or active.default != name)
 
 
-def _also(back: Past) -> tuple[str, ...]:
+def _later_changes(to_restore: Past) -> tuple[str, ...]:
     """Warning that names later changes of the same files, which are undone too."""
-    later = [entry.id for entry in back.entries if entry is not back.entry]
+    later = [entry.id for entry in to_restore.entries if entry is not to_restore.entry]
     return (f"this rolls back later changes as well: {', '.join(later)}",) if later else ()
 
 
-def _bereft(back: Past, journal: Journal) -> tuple[str, ...]:
+def _users_of_removed_files(to_restore: Past, journal: Journal) -> tuple[str, ...]:
     """Warning that names other engines that use the removed CDI specification."""
-    own = find.name_of(back.entry.manifest)
-    users = [name for name in cdi_users(journal) if name != own]
-    gone = [edit.path for edit in back.edits if edit.generated and edit.after is None]
-    if not users or not gone:
+    engine = find.name_of(to_restore.entry.manifest)
+    users = [name for name in cdi_users(journal) if name != engine]
+    removed = [edit.path for edit in to_restore.edits if edit.generated and edit.after is None]
+    if not users or not removed:
         return ()
     names = ", ".join(users)
-    return (f"{gone[0]} goes, needed by {names} as well; to write it again: gpunode cdi refresh",)
+    return (f"{removed[0]} goes, needed by {names} as well; to write it again: gpunode cdi refresh",)

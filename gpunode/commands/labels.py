@@ -73,18 +73,18 @@ def options() -> tuple[Option, ...]:
 
 def run(
     host: Host,
-    given: Mapping[str, Any],
+    flags: Mapping[str, Any],
     progress: Progress,
     stop: Event | None = None,
     *,
     dry_run: bool = False,
 ) -> Result:
-    """Label the node as the command line says: `given`, by field of `gpunode.plugin.config.options`.
+    """Label the node as the command line says: `flags`, by field of `gpunode.plugin.config.options`.
 
     Exit 1 or 2 with every problem of the configuration. `GpunodeError` if the GPUs can't be queried, or a
     sink isn't available; labels already written to other sinks stay, and the next run continues from there.
     """
-    origins = sources(host, given, "labels")
+    origins = sources(host, flags, "labels")
     resolved = origins.resolve()
     if resolved.problems:
         return _refused(resolved.problems)
@@ -98,8 +98,8 @@ def run(
 
     with progress.step("reading the GPUs"):
         labels = label(host, settings)
-    done = _put(host, settings, labels, dry_run, progress)
-    return _result(settings, labels, done, dry_run, resolved.warnings)
+    changes = _put(host, settings, labels, dry_run, progress)
+    return _result(settings, labels, changes, dry_run, resolved.warnings)
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,10 @@ def _refuse_unused(resolved: Resolved) -> None:
     for field, sinks in _USED_BY.items():
         flag = resolved.origins.get(field, "")
         if flag.startswith("--") and not set(sinks).intersection(to):
-            places = " or ".join(sinks)
-            raise UsageError(f"{flag} is for --to {places}", hint=f"add --to {sinks[0]}, or leave {flag} out")
+            destinations = " or ".join(sinks)
+            raise UsageError(
+                f"{flag} is for --to {destinations}", hint=f"add --to {sinks[0]}, or leave {flag} out"
+            )
 
 
 def _refused(problems: tuple[Problem, ...]) -> Result:
@@ -149,25 +151,25 @@ def _put(host: Host, settings: Settings, labels: Labels, dry_run: bool, progress
 
 
 def _result(
-    settings: Settings, labels: Labels, done: list[Change], dry_run: bool, problems: tuple[Problem, ...]
+    settings: Settings, labels: Labels, changes: list[Change], dry_run: bool, problems: tuple[Problem, ...]
 ) -> Result:
-    warnings = (*(one.text for one in problems), *labels.warnings)
+    warnings = (*(problem.text for problem in problems), *labels.warnings)
     return Result(
         _KIND,
-        NodeLabels(settings.vendor, labels.values, tuple(done), dry_run),
+        NodeLabels(settings.vendor, labels.values, tuple(changes), dry_run),
         status="warn" if warnings else "ok",
-        messages=tuple(f"warning: {one}" for one in warnings),
-        blocks=tuple(_blocks(settings, labels, done, dry_run)),
+        messages=tuple(f"warning: {warning}" for warning in warnings),
+        blocks=tuple(_blocks(settings, labels, changes, dry_run)),
     )
 
 
-def _blocks(settings: Settings, labels: Labels, done: list[Change], dry_run: bool) -> Iterator[Block]:
+def _blocks(settings: Settings, labels: Labels, changes: list[Change], dry_run: bool) -> Iterator[Block]:
     if "stdout" in chosen(settings.labels):
         if not labels.values:
             yield Text("no labels", Style.DIM)
         for line in lines(labels.values).splitlines():
             yield Text(line)
-    for change in done:
+    for change in changes:
         if dry_run and change.diff:
             yield Diff(change.diff)
         word = f"would be {change.action}" if dry_run and change.action != "unchanged" else change.action
@@ -181,7 +183,7 @@ _TURN_SECONDS = 1.0
 _END_SECONDS = 1.5
 
 
-def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
+def watch(host: Host, origins: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
     """Run until SIGTERM, Ctrl-C or `stop`. Changes of the config file take effect; a missing driver is waited
     for."""
     from gpunode.plugin.config.watch import ConfigWatch, Hangup
@@ -190,23 +192,23 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
     from gpunode.plugin.service import Systemd
 
     hangup = Hangup()
-    with until_signal(hangup) as asked:
+    with until_signal(hangup) as signals:
         log = open_log(sys.stderr, host.environ, resolved.settings.log_format)
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
         node = _Node(host, log, resolved.settings)
         waiter = host.waiter()
         waiter.hear_signals()
-        asked.wake = asked.look = waiter.wake
-        asked.let_go = node.let_go
+        signals.wake = signals.look = waiter.wake
+        signals.let_go = node.let_go
         node.on_change = waiter.wake
-        config = ConfigWatch(node, given, hangup, resolved.content)
+        config = ConfigWatch(node, origins, hangup, resolved.content)
         labeller = Labeller(host, log, node.source, lambda seconds: None)
         systemd = Systemd(host, log)
         node.start()
         systemd.tell("READY=1")
         try:
-            while not asked and not (stop is not None and stop.is_set()):
+            while not signals and not (stop is not None and stop.is_set()):
                 config.tick(host.monotonic())
                 labeller.tick(host.monotonic())
                 waiter.wait(_TURN_SECONDS)
@@ -215,7 +217,7 @@ def watch(host: Host, given: Sources, resolved: Resolved, stop: Event | None = N
             node.stop()
             labeller.close()
             waiter.close()
-    for name in asked:
+    for name in signals:
         log.info("stopped", signal=name)
     passes = f"{labeller.passes} times" if labeller.passes != 1 else "once"
     return Result("NodeLabels", LabelWatch(labeller.passes), blocks=(Text(f"labels were made {passes}"),))
@@ -343,11 +345,11 @@ class LabelsCommand(SettingsCommand):
         return options()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = list(args)
-        for at, word in enumerate(words[:-1]):
-            if word == "-o" and "/" in words[at + 1]:
-                words[at] = "--output-file"
-        return super().parse_args(ctx, words)
+        arguments = list(args)
+        for at, word in enumerate(arguments[:-1]):
+            if word == "-o" and "/" in arguments[at + 1]:
+                arguments[at] = "--output-file"
+        return super().parse_args(ctx, arguments)
 
 
 @verb(
@@ -356,7 +358,7 @@ class LabelsCommand(SettingsCommand):
     "NodeLabels",
     cls=LabelsCommand,
     own_output=True,
-    service=lambda given: given["watch"] and not given["dry_run"],
+    service=lambda flags: flags["watch"] and not flags["dry_run"],
 )
 def labels(
     session: Session,
@@ -368,7 +370,7 @@ def labels(
         ),
     ] = False,
     dry_run: DryRunOption = False,
-    **given: Any,
+    **flags: Any,
 ) -> Result:
     """Print or publish node labels that describe the GPUs. They are the labels of GPU Feature Discovery.
 
@@ -381,7 +383,7 @@ def labels(
 
     gpunode labels --watch --to node-feature --namespace node-feature-discovery
     """
-    refuse_both(watch=watch, oneshot=given.get("oneshot") in TRUE)
+    refuse_both(watch=watch, oneshot=flags.get("oneshot") in TRUE)
     if watch and not dry_run:
-        given["oneshot"] = "false"
-    return run(session.host, given, session.progress, dry_run=dry_run)
+        flags["oneshot"] = "false"
+    return run(session.host, flags, session.progress, dry_run=dry_run)

@@ -29,8 +29,8 @@ def duration_option(*flags: str, least: float, default: float | str, help: str) 
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
-    shown = default if isinstance(default, str) else f"{default:g}s"
-    return typer.Option(*flags, parser=parse, metavar="DURATION", help=help, show_default=shown)
+    shown_default = default if isinstance(default, str) else f"{default:g}s"
+    return typer.Option(*flags, parser=parse, metavar="DURATION", help=help, show_default=shown_default)
 
 
 LOCK_SECONDS = 600.0
@@ -100,10 +100,10 @@ RestartCommandOption = Annotated[
 ]
 
 
-def refuse_both(**given: object) -> None:
+def refuse_both(**options: object) -> None:
     """`UsageError` if both options, by their names, are given."""
-    if all(given.values()):
-        first, second = (f"--{name.replace('_', '-')}" for name in given)
+    if all(options.values()):
+        first, second = (f"--{name.replace('_', '-')}" for name in options)
         raise UsageError(f"{first} and {second} exclude each other", hint="give one of them")
 
 

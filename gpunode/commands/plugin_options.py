@@ -54,13 +54,13 @@ def value_text(option: Option, settings: Settings) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def sources(host: Host, given: Mapping[str, Any], part: str = "", command: str = "") -> Sources:
+def sources(host: Host, values: Mapping[str, Any], part: str = "", command: str = "") -> Sources:
     """Options of the command line, by field; those that it doesn't set are left out."""
     from gpunode.plugin.config.resolve import Sources
 
     flags = {
         field: [value] if isinstance(value, str) else list(value)
-        for field, value in given.items()
+        for field, value in values.items()
         if value is not None and value != ()
     }
     return Sources(host, flags, part, command or part or "plugin serve")
@@ -84,20 +84,22 @@ def with_go_words(
 
     booleans = {flag for option in options if option.kind == "boolean" for flag in option.flags}
     known = {flag for option in options for flag in option.flags}
-    made: list[str] = []
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
+    rewritten: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
         name = word.partition("=")[0]
         if f"-{name}" in known:
             word, name = f"-{word}", f"-{name}"
         if word in booleans:
-            valued = words and (words[0] in TRUE | FALSE or not (words_follow or words[0].startswith("-")))
-            word += f"={words.pop(0) if valued else 'true'}"
-        elif word in known and words:
-            word += f"={words.pop(0)}"  # a value may look like an option
-        made.append(word)
-    return made
+            valued = remaining and (
+                remaining[0] in TRUE | FALSE or not (words_follow or remaining[0].startswith("-"))
+            )
+            word += f"={remaining.pop(0) if valued else 'true'}"
+        elif word in known and remaining:
+            word += f"={remaining.pop(0)}"  # a value may look like an option
+        rewritten.append(word)
+    return rewritten
 
 
 # Commands that have the options of `plugin serve`, which are one table; see plugin/config/options.py.
@@ -149,15 +151,15 @@ class SettingsCommand(HelpCommand):
             self._settings = [
                 SettingOption(row, metavar(row), row.default or default_text(row)) for row in self.rows()
             ]
-        named = super().get_params(ctx)
-        own = [one for one in named if not is_global(one)]
-        return [*own, *self._settings, *(one for one in named if one not in own)]
+        params = super().get_params(ctx)
+        own_params = [param for param in params if not is_global(param)]
+        return [*own_params, *self._settings, *(param for param in params if param not in own_params)]
 
     def listed_options(self, ctx: Any) -> list[Any]:
-        return [one for one in super().listed_options(ctx) if not getattr(one, "ignored", False)]
+        return [option for option in super().listed_options(ctx) if not getattr(option, "ignored", False)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        takes_words = any(one.param_type_name == "argument" for one in self.params)
+        takes_words = any(param.param_type_name == "argument" for param in self.params)
         return super().parse_args(ctx, with_go_words(args, self.rows(), words_follow=takes_words))
 
 
@@ -165,4 +167,4 @@ class CheckConfigCommand(SettingsCommand):
     """Its help doesn't repeat that of `plugin serve`."""
 
     def listed_options(self, ctx: Any) -> list[Any]:
-        return [one for one in super().listed_options(ctx) if not isinstance(one, SettingOption)]
+        return [option for option in super().listed_options(ctx) if not isinstance(option, SettingOption)]

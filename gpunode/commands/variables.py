@@ -57,13 +57,13 @@ def variables(root: Any) -> list[Variable]:
         for option in command.get_params(typer.Context(command)):
             if not set_from_environment(option):
                 continue
-            named = variables_of(option)
+            names = variables_of(option)
             common = is_global(option)
-            own = named[0] if common else getattr(option, "variable", "") or variable_of(option, prefix)
-            others = tuple(name for name in named if name != own)
-            one = Variable(own, flag_of(option), "" if common else path, option.help, others)
-            listed.setdefault(own, one)
-    return sorted(listed.values(), key=lambda one: bool(one.command))
+            own = names[0] if common else getattr(option, "variable", "") or variable_of(option, prefix)
+            others = tuple(name for name in names if name != own)
+            variable = Variable(own, flag_of(option), "" if common else path, option.help, others)
+            listed.setdefault(own, variable)
+    return sorted(listed.values(), key=lambda variable: bool(variable.command))
 
 
 def check_environment(context: Any, environ: Mapping[str, str]) -> None:
@@ -73,27 +73,29 @@ def check_environment(context: Any, environ: Mapping[str, str]) -> None:
     Variables named after other commands are ignored: those commands check them.
     """
     names = sorted(name for name in environ if environ[name] and not _SERVICE.search(name))
-    own = context.auto_envvar_prefix
+    prefix = context.auto_envvar_prefix
     options, table = context.command.get_params(context), context.find_root().command
-    for name in sorted(set(names) - _known(options, own)):
-        _refuse_one_shot(name, options, own)
-        if name.startswith(f"{own}_"):
-            _warn(name, list(_known(options, own)))
+    for name in sorted(set(names) - _known(options, prefix)):
+        _refuse_one_shot(name, options, prefix)
+        if name.startswith(f"{prefix}_"):
+            _warn(name, list(_known(options, prefix)))
         elif not any(name.startswith(f"{_prefix(command)}_") for command in table.commands):
-            _warn(name, [one.name for one in variables(table)])
+            _warn(name, [variable.name for variable in variables(table)])
 
 
 def _warn(name: str, known: list[str]) -> None:
-    near = _nearest(name, known)
-    say(f"warning: {name} is unknown" + (f"; did you mean {near}?" if near else ""))
+    suggestion = _nearest(name, known)
+    say(f"warning: {name} is unknown" + (f"; did you mean {suggestion}?" if suggestion else ""))
 
 
 def _known(options: list[Any], prefix: str) -> set[str]:
-    automatic = [one for one in options if one.name not in ONE_SHOT and not getattr(one, "variable", "")]
-    named = {name for one in options for name in variables_of(one)}
-    own = {variable_of(one, prefix) for one in automatic if one.param_type_name == "option"}
-    earlier = {f"{prefix}_{one.name}".upper() for one in automatic}  # Click's names, which still work
-    return named | own | earlier
+    automatic = [
+        option for option in options if option.name not in ONE_SHOT and not getattr(option, "variable", "")
+    ]
+    declared = {name for option in options for name in variables_of(option)}
+    own = {variable_of(option, prefix) for option in automatic if option.param_type_name == "option"}
+    earlier = {f"{prefix}_{option.name}".upper() for option in automatic}  # Click's names, which still work
+    return declared | own | earlier
 
 
 def _refuse_one_shot(name: str, options: list[Any], prefix: str) -> None:
