@@ -144,7 +144,7 @@ class HelpPage:
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """The description, then the paragraphs that are command lines."""
         paragraphs = [" ".join(block.split()) for block in (self.help or "").split("\n\n")]
-        examples = [text for text in paragraphs if text.startswith("gpunode ")]
+        examples = [text for text in paragraphs if text.startswith(("gpunode ", "sudo gpunode "))]
         for paragraph in paragraphs:
             if paragraph and paragraph not in examples:
                 formatter.write_paragraph()
