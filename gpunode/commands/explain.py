@@ -119,7 +119,10 @@ def _blocks(check: Check) -> Iterator[Block]:
     for command, names in commands(check).items():
         yield Text(f"  {', '.join(names)}", Style.DIM)
         yield Text(f"    {command}", Style.COMMAND)
-    if usual.disruptive in ("drain", "reboot"):
+    if any(check.remedy.for_family(family).before_reboot for family in FAMILIES):
+        yield Text("  Then reboot; drain a Kubernetes node first", Style.DIM)
+        yield Text("    reboot", Style.COMMAND)
+    elif usual.disruptive in ("drain", "reboot"):
         yield Text("  Drain a Kubernetes node first", Style.DIM)
     yield from (Text(f"  {line}", Style.DIM) for line in usual.note.splitlines())
     if check.refs:
@@ -127,10 +130,11 @@ def _blocks(check: Check) -> Iterator[Block]:
 
 
 def commands(check: Check) -> dict[str, list[str]]:
-    """Each fix command with its distributions."""
+    """Each fix command, without the reboot that ends it, with its distributions."""
     names_by_command: dict[str, list[str]] = {}
     for family in FAMILIES:
-        names_by_command.setdefault(check.remedy.for_family(family).command, []).append(_FAMILY_NAMES[family])
+        fix = check.remedy.for_family(family)
+        names_by_command.setdefault(fix.before_reboot or fix.command, []).append(_FAMILY_NAMES[family])
     return {
         command: names if len(names) < len(FAMILIES) else ["every distribution"]
         for command, names in names_by_command.items()
