@@ -109,6 +109,17 @@ def test_user_missing_in_the_user_database_is_not_reported_as_a_bug(
     assert "this is a bug" not in done.err
 
 
+def test_hint_names_the_kubeconfig_of_the_user_who_called_sudo(tmp_path: Path) -> None:
+    for path in ("root/.kube/config", "etc/kubernetes/admin.conf"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).touch()
+    with pytest.raises(GpunodeError) as caught:
+        find(Host(tmp_path, environ={"HOME": "/nowhere", "SUDO_USER": "root"}), Access())
+    assert caught.value.hint.startswith(
+        "--kubeconfig /root/.kube/config (or /etc/kubernetes/admin.conf), --kubeconfig kubelet"
+    )
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
