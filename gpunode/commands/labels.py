@@ -14,10 +14,10 @@ import typer
 from gpunode.commands.options import DryRunOption, refuse_both
 from gpunode.commands.plugin_options import SettingsCommand, sources
 from gpunode.commands.session import Session, until_signal, verb
-from gpunode.errors import UsageError
+from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
-from gpunode.output.result import Block, Change, Diff, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.output.result import Block, Change, Diff, ExitCode, Progress, Result, Style, Text
 from gpunode.plugin.config.options import OPTIONS as EVERY
 from gpunode.plugin.config.values import TRUE
 from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gpunode.plugin.config.options import Option
     from gpunode.plugin.config.resolve import Resolved, Sources
     from gpunode.plugin.config.settings import Settings
-    from gpunode.plugin.config.values import Problem
     from gpunode.plugin.labels.model import Labels
     from gpunode.plugin.logfmt import Log
     from gpunode.plugin.model import Backend
@@ -87,7 +86,7 @@ def run(
     origins = sources(host, flags, "labels")
     resolved = origins.resolve()
     if resolved.problems:
-        return _refused(resolved.problems)
+        return _refused(resolved)
     settings = resolved.settings
     _refuse_unused(resolved)
     if not settings.labels.oneshot and not dry_run:
@@ -96,10 +95,17 @@ def run(
         return watch(host, origins, resolved, stop)
     from gpunode.plugin.labels.make import label
 
-    with progress.step("reading the GPUs"):
-        labels = label(host, settings)
-    changes = _put(host, settings, labels, dry_run, progress)
-    return _result(settings, labels, changes, dry_run, resolved.warnings)
+    warnings = [problem.text for problem in resolved.warnings]
+    try:
+        with progress.step("reading the GPUs"):
+            labels = label(host, settings)
+        warnings += labels.warnings
+        changes = _put(host, settings, labels, dry_run, progress)
+    except GpunodeError:
+        for warning in warnings:
+            progress.note(f"warning: {warning}")
+        raise
+    return _result(settings, labels, changes, dry_run, warnings)
 
 
 @dataclass(frozen=True)
@@ -139,11 +145,12 @@ def _refuse_unused(resolved: Resolved) -> None:
             )
 
 
-def _refused(problems: tuple[Problem, ...]) -> Result:
-    usage = all(problem.usage for problem in problems)
+def _refused(resolved: Resolved) -> Result:
+    usage = all(problem.usage for problem in resolved.problems)
     code = ExitCode.USAGE if usage else ExitCode.FAILED
-    errors: tuple[ErrorInfo, ...] = tuple(problem.info() for problem in problems)
-    return Result(_KIND, status="error", exit_code=code, errors=errors)
+    errors = tuple(problem.info() for problem in resolved.problems)
+    warnings = tuple(f"warning: {problem.text}" for problem in resolved.warnings)
+    return Result(_KIND, status="error", exit_code=code, messages=warnings, errors=errors)
 
 
 def _put(host: Host, settings: Settings, labels: Labels, dry_run: bool, progress: Progress) -> list[Change]:
@@ -151,9 +158,8 @@ def _put(host: Host, settings: Settings, labels: Labels, dry_run: bool, progress
 
 
 def _result(
-    settings: Settings, labels: Labels, changes: list[Change], dry_run: bool, problems: tuple[Problem, ...]
+    settings: Settings, labels: Labels, changes: list[Change], dry_run: bool, warnings: Sequence[str]
 ) -> Result:
-    warnings = (*(problem.text for problem in problems), *labels.warnings)
     return Result(
         _KIND,
         NodeLabels(settings.vendor, labels.values, tuple(changes), dry_run),

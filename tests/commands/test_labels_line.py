@@ -115,3 +115,12 @@ def test_caller_ignoring_sigchld_causes_no_failure(command_line: list[str], tmp_
     argv = [sys.executable, "-c", script, sys.executable, "-m", "gpunode", *command_line]
     done = subprocess.run(argv, capture_output=True, text=True, env=clean_environment(node.env), check=False)
     assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+
+
+def test_labels_prints_its_warnings_when_it_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    simulated = ("labels", "--simulate", "h100:1", "--firmware")
+    ran = gpunode(*simulated, "--to", "file", "--output-file", str(tmp_path / "file" / "gfd"))
+    warning, error = ran.err.splitlines()[:2]
+    assert ran.code == 1 and error.startswith("error: ")
+    assert warning.strip() == "warning: --firmware: ignored: the vendor is nvidia"
