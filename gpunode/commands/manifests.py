@@ -68,8 +68,8 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     account that may create pods gets a namespace of its own, because its pods could use any other account
     there.
     """
-    uses = tuple(word for one in uses for word in one.split(","))
-    unknown = [one for one in uses if one not in USES]
+    uses = tuple(word for use in uses for word in use.split(","))
+    unknown = [use for use in uses if use not in USES]
     if unknown:
         from gpunode.plugin.config.values import nearest
 
@@ -82,15 +82,15 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else by_use)
     own = not namespace and "verify" in uses
     namespace = VERIFY_NAMESPACE if own else checked_name(namespace or "kube-system", "a namespace")
-    found = manifests.rbac(namespace, uses, checked_subdomain(name, "a service account"))
+    objects = manifests.rbac(namespace, uses, checked_subdomain(name, "a service account"))
     if own:
-        found = (manifests.namespace(namespace, "restricted"), *found)
+        objects = (manifests.namespace(namespace, "restricted"), *objects)
     messages = (
-        ["no component here uses the API server, so the account has no role"] if len(found) == 1 else []
+        ["no component here uses the API server, so the account has no role"] if len(objects) == 1 else []
     )
     if "verify" in uses:
         messages.append(f"verify with it: gpunode verify --on kubernetes --namespace {namespace}")
-    return printed(found, tuple(messages))
+    return printed(objects, tuple(messages))
 
 
 def vector_add_pod(
@@ -121,28 +121,28 @@ def printed(objects: Objects, messages: tuple[str, ...] = ()) -> Result:
 def handlers(name: str, also: str) -> tuple[str, ...]:
     """The handler `name` and those of the variants `also`. `UsageError` for an invalid name or variant."""
     variants = tuple(filter(None, (part.strip() for part in also.split(","))))
-    unknown = [one for one in variants if one not in VARIANTS]
+    unknown = [variant for variant in variants if variant not in VARIANTS]
     if unknown:
         raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
     checked_name(name, "a RuntimeClass's handler")
-    return tuple(dict.fromkeys((name, *(f"nvidia-{one}" for one in variants))))
+    return tuple(dict.fromkeys((name, *(f"nvidia-{variant}" for variant in variants))))
 
 
-def checked_name(name: str, what: str) -> str:
+def checked_name(name: str, kind: str) -> str:
     """A DNS label (RFC 1123)."""
     if _LABEL.fullmatch(name) is None or len(name) > _MAX:
         raise UsageError(
-            f"{name!r} can't be {what}",
+            f"{name!r} can't be {kind}",
             hint=f"use at most {_MAX} lower case letters, digits and '-', no '-' first or last",
         )
     return name
 
 
-def checked_subdomain(name: str, what: str) -> str:
+def checked_subdomain(name: str, kind: str) -> str:
     """DNS labels with dots between them (RFC 1123)."""
     if _SUBDOMAIN.fullmatch(name) is None or len(name) > 253:
         raise UsageError(
-            f"{name!r} can't be {what}",
+            f"{name!r} can't be {kind}",
             hint="use at most 253 lower case letters, digits, '-' and '.', no '-' first or last in a part",
         )
     return name
@@ -173,38 +173,38 @@ def run_plugin(desired: PluginSet) -> Result:
     """The DaemonSet, preceded by the ConfigMap that it reads."""
     messages = _messages(desired)
     if rights := uses(desired)[1:]:
-        command = " ".join(("gpunode manifests rbac", *(f"--for {one}" for one in rights)))
+        command = " ".join(("gpunode manifests rbac", *(f"--for {right}" for right in rights)))
         messages += (f"keeping labels takes rights of its account: {command}",)
     return printed(_plugin_objects(desired), messages)
 
 
 def everything(desired: PluginSet, node: str, taint: bool, image: str, resource: str) -> Result:
     """All objects in an order that a cluster accepts: a Node only where it is named."""
-    found: Objects = ()
+    objects: Objects = ()
     if taint and not node:
         raise UsageError("--taint needs a node", hint="--node NAME")
     if desired.namespace != OWN_NAMESPACE:
-        found += (manifests.namespace(desired.namespace),)
+        objects += (manifests.namespace(desired.namespace),)
     if desired.runtime_class:
-        found += (manifests.runtime_class(desired.runtime_class),)
-    found += manifests.rbac(desired.namespace, uses(desired))
+        objects += (manifests.runtime_class(desired.runtime_class),)
+    objects += manifests.rbac(desired.namespace, uses(desired))
     if node:
         name = checked_subdomain(node, "a node's name")
-        found += (manifests.gpu_node(name, desired.vendor, taint=taint),)
-    found += _plugin_objects(desired)
+        objects += (manifests.gpu_node(name, desired.vendor, taint=taint),)
+    objects += _plugin_objects(desired)
     messages = _messages(desired)
     if desired.vendor == "nvidia" or image:
         resource = resource or manifests.resource(desired.vendor)
-        found += (manifests.vector_add(vector_add_pod(image, resource, "", node, desired.runtime_class)),)
+        objects += (manifests.vector_add(vector_add_pod(image, resource, "", node, desired.runtime_class)),)
     else:
         messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
-    return printed(found, messages)
+    return printed(objects, messages)
 
 
 def uses(desired: PluginSet) -> tuple[str, ...]:
     """What it requests from the API server, as `manifests rbac --for` names it."""
     by_sink = {"node": "labels", "node-feature": "node-feature"}
-    return ("plugin", *(by_sink[one] for one in desired.labels if one in by_sink))
+    return ("plugin", *(by_sink[sink] for sink in desired.labels if sink in by_sink))
 
 
 def _plugin_objects(desired: PluginSet) -> Objects:
@@ -265,9 +265,9 @@ def plugin_set(
     )
     if not config_file:
         return desired
-    given = {"config_file": config_file, "vendor": vendor}
-    asked = {"mig_strategy": mig, "driver_root": driver_root, "labels_to": labels}
-    return _with_file(host, given | {key: value for key, value in asked.items() if value}, desired)
+    options = {"config_file": config_file, "vendor": vendor}
+    overrides = {"mig_strategy": mig, "driver_root": driver_root, "labels_to": labels}
+    return _with_file(host, options | {key: value for key, value in overrides.items() if value}, desired)
 
 
 def _refuse_mps_with(mps: int, config_file: str, mig: str) -> None:
@@ -289,7 +289,7 @@ def _arguments(mig: str, cdi: bool, driver_root: str, mps: int, labels: Sequence
         *(("--device-list-strategy=cdi-cri",) if cdi else ()),
         *((f"--driver-root={driver_root}",) if driver_root else ()),
         *(("--mps",) if mps else ()),
-        *(f"--labels={one}" for one in labels),
+        *(f"--labels={label}" for label in labels),
     )
 
 
@@ -312,12 +312,12 @@ def _checked_path(path: str, flag: str) -> str:
 # --- a config file --------------------------------------------------------------------------------------
 
 
-def _with_file(host: Host, given: Mapping[str, Any], desired: PluginSet) -> PluginSet:
+def _with_file(host: Host, options: Mapping[str, Any], desired: PluginSet) -> PluginSet:
     """The options with the file's text, and the rights that its settings need. `InvalidConfig` for a wrong
     file."""
     from gpunode.commands.plugin_options import refuse_empty, sources
 
-    source = sources(replace(host, environ={}), given)
+    source = sources(replace(host, environ={}), options)
     resolved = source.resolve()
     settings = resolved.valid_settings()
     refuse_empty(source, resolved)
@@ -481,7 +481,7 @@ def manifests_all(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=[one.value for one in labels or ()],
+        labels=[sink.value for sink in labels or ()],
     )
     return everything(desired, node, taint, test_image, resource)
 
@@ -555,7 +555,7 @@ def manifests_daemon_set(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=[one.value for one in labels or ()],
+        labels=[sink.value for sink in labels or ()],
     )
     return run_plugin(desired)
 

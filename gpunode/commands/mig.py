@@ -185,8 +185,8 @@ def mig_apply(
         from gpunode.commands import mig_follow
 
         return mig_follow.watch(session.host, request, access, node)
-    asked = node_labels or bool(kubeconfig or kube_context or server or node)
-    labels = MigLabels(session.host, access, node, session.progress, asked)
+    report_labels = node_labels or bool(kubeconfig or kube_context or server or node)
+    labels = MigLabels(session.host, access, node, session.progress, report_labels)
     return apply_command.run(session.host, request, labels, session.progress, dry_run=dry_run)
 
 
@@ -227,14 +227,14 @@ def list_layouts(host: Host, progress: Progress, *, profiles: bool = False) -> R
     instances.
     """
     layouts = look(host, progress)
-    shown = _profiles(layouts) if profiles else _layouts(layouts)
+    details = _profiles(layouts) if profiles else _layouts(layouts)
     heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
-    blocks = (heading, *shown) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
+    blocks = (heading, *details) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
     errors = tuple(unreadable(layouts, placements=profiles))
-    left = plan_command.unfinished_notes(host, layouts)
+    notes = plan_command.unfinished_notes(host, layouts)
     if not errors:
-        return Result("MigLayout", _data(layouts), messages=left, blocks=blocks)
-    return Result("MigLayout", _data(layouts), "fail", exit_code(errors), left, errors, blocks)
+        return Result("MigLayout", _data(layouts), messages=notes, blocks=blocks)
+    return Result("MigLayout", _data(layouts), "fail", exit_code(errors), notes, errors, blocks)
 
 
 def look(host: Host, progress: Progress) -> Layouts:
@@ -250,18 +250,18 @@ def unreadable(layouts: Layouts, *, placements: bool) -> Iterator[ErrorInfo]:
         reasons = "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in broken)
         count = f"{len(broken)} of {len(layouts.gpus)} GPUs"
         yield ErrorInfo("gpu-unreadable", f"{count} can't be read: {reasons}", "gpunode doctor")
-    kept = [gpu for gpu in layouts.gpus if gpu.untold and (gpu.current or placements)]
-    if kept:
-        numbers = ", ".join(str(gpu.index) for gpu in kept)
-        what = "the places of the profiles" if placements else "the MIG instances"
-        plural = "s" if len(kept) > 1 else ""
-        message = f"{what} of GPU{plural} {numbers} can't be read: {kept[0].untold}"
+    gpus = [gpu for gpu in layouts.gpus if gpu.untold and (gpu.current or placements)]
+    if gpus:
+        numbers = ", ".join(str(gpu.index) for gpu in gpus)
+        subject = "the places of the profiles" if placements else "the MIG instances"
+        plural = "s" if len(gpus) > 1 else ""
+        message = f"{subject} of GPU{plural} {numbers} can't be read: {gpus[0].untold}"
         yield ErrorInfo("mig-permission", message, "run it as root, or with the capability mig/monitor")
 
 
 def exit_code(errors: Sequence[ErrorInfo]) -> ExitCode:
     """A `PreconditionError` where only rights are missing."""
-    rights = all(one.code == "mig-permission" for one in errors)
+    rights = all(error.code == "mig-permission" for error in errors)
     return ExitCode.PRECONDITION if rights else ExitCode.FAILED
 
 
@@ -329,9 +329,9 @@ def _mode(gpu: GpuLayout) -> tuple[str, Style]:
         return f"can't be read: {gpu.error}", Style.BAD
     if not gpu.capable:
         return "no MIG", Style.DIM
-    now, then = ("on" if one else "off" for one in (gpu.current, gpu.pending))
+    now, pending = ("on" if enabled else "off" for enabled in (gpu.current, gpu.pending))
     if gpu.mode_pending:
-        return f"MIG {now}, {then} after a reset", Style.WARN
+        return f"MIG {now}, {pending} after a reset", Style.WARN
     if gpu.current and gpu.untold:
         return "MIG on, instances unreadable", Style.WARN
     empty = gpu.current and not gpu.instances
@@ -368,7 +368,7 @@ def _width(names: Mapping[int, str], instances: Sequence[GpuInstance]) -> int:
 
 
 def _rows(gpu: GpuLayout, placed: Sequence[GpuInstance]) -> Iterator[tuple[Cell | str, ...]]:
-    sizes = {one.index: one.memory_mib for one in gpu.profiles}
+    sizes = {profile.index: profile.memory_mib for profile in gpu.profiles}
     for gi in placed:
         last = gi.placement.end - 1
         slots = str(last) if last == gi.placement.start else f"{gi.placement.start}-{last}"
@@ -394,14 +394,14 @@ def _profiles(layouts: Layouts) -> Iterator[Block]:
         groups.setdefault((gpu.name, gpu.capable, gpu.current, gpu.error, gpu.profiles), []).append(gpu)
     for members in groups.values():
         first = members[0]
-        numbers = ", ".join(str(one.index) for one in members)
+        numbers = ", ".join(str(member.index) for member in members)
         words, style = _mode(first)
         yield Text(f"GPU{'s' if len(members) > 1 else ''} {numbers}  {first.name}  {words}", style)
         if first.profiles:
-            yield Table(_PROFILES, tuple(_profile(one) for one in first.profiles))
-            for one in first.profiles:
-                if one.aliases:
-                    yield Text(f"  {one.name} is also called {', '.join(one.aliases)}", Style.DIM)
+            yield Table(_PROFILES, tuple(_profile(profile) for profile in first.profiles))
+            for profile in first.profiles:
+                if profile.aliases:
+                    yield Text(f"  {profile.name} is also called {', '.join(profile.aliases)}", Style.DIM)
         elif first.capable and not first.error:
             yield Text("  the driver reports the profiles only while MIG is on", Style.DIM)
 
@@ -409,7 +409,11 @@ def _profiles(layouts: Layouts) -> Iterator[Block]:
 def _profile(profile: Profile) -> tuple[Cell | str, ...]:
     size = profile.placements[0].size if profile.placements else 0
     starts = _runs([place.start for place in profile.placements])
-    parts = [f"{one.max_count}x{one.slices}c" for one in profile.compute if one.slices != profile.slices]
+    parts = [
+        f"{compute.max_count}x{compute.slices}c"
+        for compute in profile.compute
+        if compute.slices != profile.slices
+    ]
     free = "-" if profile.free is None else str(profile.free)
     return (
         f"  {profile.name}",

@@ -129,49 +129,51 @@ def _describe(host: Host, progress: Progress) -> str:
     return f"{changes[0].path} {changes[0].action}" if changes else ""
 
 
-def finish(host: Host, chosen: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
+def finish(host: Host, selection: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
     """Install the unit if requested, and return the result of all these steps."""
     notes, errors = list(done.notes), list(done.errors)
-    journal, shown = "", list(_changes(done))
+    journal, blocks = "", list(_changes(done))
     changes: tuple[Change, ...] = ()
     if boot:
         try:
-            changed = mig_boot.install(host, chosen, progress)
+            changed = mig_boot.install(host, selection, progress)
         except GpunodeError as error:
             text = f"the layout was applied, but not set up to be applied at boot: {error.message}"
             errors.append(ErrorInfo("mig-persist", text, error.hint))
         else:
             journal, changes = changed.journal, tuple(edit.change() for edit in changed.edits)
             notes += changed.notes
-            shown.append(Text(f"{mig_boot.UNIT} applies {chosen.label} at each boot", Style.GOOD))
+            blocks.append(Text(f"{mig_boot.UNIT} applies {selection.label} at each boot", Style.GOOD))
             if journal:
-                shown.append(Text(f"undo that with: gpunode rollback {journal}", Style.DIM))
+                blocks.append(Text(f"undo that with: gpunode rollback {journal}", Style.DIM))
     else:
-        notes += mig_boot.another_at_boot(host, chosen)
+        notes += mig_boot.another_at_boot(host, selection)
     old, now = _devices(done)
-    known = {one.uuid for one in old}
-    here = {one.uuid for one in now}
+    old_uuids = {device.uuid for device in old}
+    here = {device.uuid for device in now}
     data = MigApplication(
         done.plan,
         applied=done.changed,
         devices=now,
-        new=tuple(one for one in now if one.uuid not in known),
-        gone=tuple(one.uuid for one in old if one.uuid and one.uuid not in here),
+        new=tuple(device for device in now if device.uuid not in old_uuids),
+        gone=tuple(device.uuid for device in old if device.uuid and device.uuid not in here),
         drained=done.drained,
         cdi=done.cdi,
         changes=changes,
         journal=journal,
     )
     if not errors:
-        return Result("MigApplication", data, messages=tuple(notes), blocks=tuple(shown))
-    failed = (ExitCode.FAILED, tuple(notes), tuple(errors), tuple(shown))
+        return Result("MigApplication", data, messages=tuple(notes), blocks=tuple(blocks))
+    failed = (ExitCode.FAILED, tuple(notes), tuple(errors), tuple(blocks))
     return Result("MigApplication", data, "fail", *failed)
 
 
 def _devices(done: Done) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
-    old = tuple(one for gpu in done.before for one in devices_of(gpu.instances))
+    old = tuple(device for gpu in done.before for device in devices_of(gpu.instances))
     uuids = {gpu.uuid for gpu in done.before}
-    now = tuple(one for gpu in done.after.gpus if gpu.uuid in uuids for one in devices_of(gpu.instances))
+    now = tuple(
+        device for gpu in done.after.gpus if gpu.uuid in uuids for device in devices_of(gpu.instances)
+    )
     return old, now
 
 
@@ -181,7 +183,7 @@ def _changes(done: Done) -> Iterator[Block]:
         yield Text(f"{label}: unchanged", Style.GOOD)
         return
     old, _ = _devices(done)
-    known = {one.uuid for one in old}
+    old_uuids = {device.uuid for device in old}
     before = {gpu.uuid: gpu for gpu in done.before}
     for gpu in done.after.gpus:
         if gpu.uuid not in before:
@@ -189,9 +191,11 @@ def _changes(done: Done) -> Iterator[Block]:
         mode = f"MIG {'on' if gpu.current else 'off'}"
         waits = f", {'on' if gpu.pending else 'off'} after a reset or a reboot" if gpu.mode_pending else ""
         yield Text(f"GPU {gpu.index}  {gpu.name}  {mode}{waits}", Style.HEADING)
-        for one in devices_of(gpu.instances):
-            mark = "" if one.uuid in known else "  new"
-            yield Text(f"  {one.profile} at {one.at}  {one.uuid}{mark}", Style.GOOD if mark else Style.PLAIN)
+        for device in devices_of(gpu.instances):
+            mark = "" if device.uuid in old_uuids else "  new"
+            yield Text(
+                f"  {device.profile} at {device.at}  {device.uuid}{mark}", Style.GOOD if mark else Style.PLAIN
+            )
     if done.cdi:
         yield Text(f"CDI: {done.cdi}")
     yield Text(f"{label} applied", Style.GOOD)
@@ -214,8 +218,8 @@ def run(
     if request.persist and request.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
     if dry_run:
-        chosen = mig_plan.choose(request.config_file, request.label, labels.asked)
-        return _dry_run(host, request, chosen, progress)
+        selection = mig_plan.choose(request.config_file, request.label, labels.asked)
+        return _dry_run(host, request, selection, progress)
     return once(host, request, labels, progress)
 
 
@@ -228,17 +232,23 @@ def once(
 ) -> Result:
     """Apply, and report the result with these labels; see `run`. `shielded` defers signals."""
     require(host)
-    left = unfinished.load_unfinished(host)
-    if left is not None and left.drained.again and not unfinished.lives(host, left):
-        progress.note(f"{mig_plan.begun(left)} has left stopped: {', '.join(left.drained.names)}")
+    unfinished_run = unfinished.load_unfinished(host)
+    if (
+        unfinished_run is not None
+        and unfinished_run.drained.again
+        and not unfinished.lives(host, unfinished_run)
+    ):
+        progress.note(
+            f"{mig_plan.begun(unfinished_run)} has left stopped: {', '.join(unfinished_run.drained.names)}"
+        )
     with labels.refusals(request.label):
-        chosen = mig_plan.choose(request.config_file, request.label, labels.asked)
-        labels.begin(chosen.label)
+        selection = mig_plan.choose(request.config_file, request.label, labels.asked)
+        labels.begin(selection.label)
         if request.persist:
-            mig_boot.refuse_persist(host, chosen)
+            mig_boot.refuse_persist(host, selection)
         with host.lock(lock_path(host), LOCK_SECONDS):
-            done = _Run(host, request, chosen, labels, progress, shielded).done()
-    return finish(host, chosen, done, request.persist, progress)
+            done = _Run(host, request, selection, labels, progress, shielded).done()
+    return finish(host, selection, done, request.persist, progress)
 
 
 def require(host: Host) -> None:
@@ -251,7 +261,7 @@ def require(host: Host) -> None:
         raise PreconditionError("changing MIG needs root", hint="run it again with sudo")
 
 
-def _again(request: LayoutRequest, labels: MigLabels, label: str) -> tuple[str, ...]:
+def _continuing_arguments(request: LayoutRequest, labels: MigLabels, label: str) -> tuple[str, ...]:
     """The arguments that continue this run if it is killed."""
     file = request.config_file if request.config_file == "-" else str(Path(request.config_file).absolute())
     flags = {
@@ -268,24 +278,26 @@ def _again(request: LayoutRequest, labels: MigLabels, label: str) -> tuple[str, 
     )
 
 
-def _dry_run(host: Host, request: LayoutRequest, chosen: mig_plan.Chosen, progress: Progress) -> Result:
-    found, busy = mig_plan.look_and_plan(host, chosen, progress, mode_only=request.mode_only)
-    notes = (*mig_plan.unfinished_notes(host, found.layouts), *found.notes)
-    notes += mig_plan.remarks(host, found.plans) if found.changes else ()
-    plan = mig_plan.data_of(chosen.path, chosen.label, found, busy)
-    shown: list[Block] = [
+def _dry_run(host: Host, request: LayoutRequest, selection: mig_plan.Chosen, progress: Progress) -> Result:
+    node_plan, busy = mig_plan.look_and_plan(host, selection, progress, mode_only=request.mode_only)
+    notes = (*mig_plan.unfinished_notes(host, node_plan.layouts), *node_plan.notes)
+    notes += mig_plan.remarks(host, node_plan.plans) if node_plan.changes else ()
+    plan = mig_plan.data_of(selection.path, selection.label, node_plan, busy)
+    blocks: list[Block] = [
         *mig_plan.blocks(plan, busy),
         *(Text(f"would stop {word}") for word in request.drain),
     ]
-    left = unfinished.load_unfinished(host) if host.is_root else None
-    if left is not None and not unfinished.lives(host, left):
-        shown += [Text(f"would start {name} again") for name in replace(left.drained, pids=()).names]
+    unfinished_run = unfinished.load_unfinished(host) if host.is_root else None
+    if unfinished_run is not None and not unfinished.lives(host, unfinished_run):
+        blocks += [
+            Text(f"would start {name} again") for name in replace(unfinished_run.drained, pids=()).names
+        ]
     changes: tuple[Change, ...] = ()
     if request.persist:
-        changes = tuple(edit.change() for edit in mig_boot.edits(host, chosen))
-        shown += mig_boot.persist_preview(host, chosen)
+        changes = tuple(edit.change() for edit in mig_boot.edits(host, selection))
+        blocks += mig_boot.persist_preview(host, selection)
     data = MigApplication(plan, applied=False, changes=changes, dry_run=True)
-    return Result(KIND, data, messages=notes, blocks=tuple(shown))
+    return Result(KIND, data, messages=notes, blocks=tuple(blocks))
 
 
 class _Run:
@@ -295,18 +307,18 @@ class _Run:
         self,
         host: Host,
         request: LayoutRequest,
-        chosen: mig_plan.Chosen,
+        selection: mig_plan.Chosen,
         labels: MigLabels,
         progress: Progress,
         shielded: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._host, self._request, self._chosen = host, request, chosen
+        self._host, self._request, self._chosen = host, request, selection
         self._labels, self._progress = labels, progress
         self._room = Room(host, progress)
         self._tools = Tools(
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, announce=progress.step
         )
-        self._keeper = unfinished.Keeper(host, _again(request, labels, chosen.label))
+        self._keeper = unfinished.Keeper(host, _continuing_arguments(request, labels, selection.label))
         self._rests = bool(self._keeper.drained.again)  # and must be started again at the end
         self._still = Drained()
 
@@ -318,7 +330,7 @@ class _Run:
             failed = False
         finally:
             with self._tools.uninterrupted():
-                self._bring_back()
+                self._restart_drained()
                 try:
                     half = self._host.exists(unfinished.snapshot_path(self._host))
                     self._keeper.end(self._still, half=half, failed=failed)
@@ -327,35 +339,35 @@ class _Run:
         return done
 
     def _done(self) -> Done:
-        found, busy = self._plan()
-        notes = found.notes
-        if not found.changes:
-            unfinished.end(self._host, found.left.unasked)
-            self._bring_back()
-            self._labels.tell(self._state(found.layouts))
-            return self._outcome(found, found.layouts, notes, changed=False)
-        notes = (*notes, *mig_plan.remarks(self._host, found.plans))
-        self._refuse(found, busy if not self._request.drain else ())
+        node_plan, busy = self._plan()
+        notes = node_plan.notes
+        if not node_plan.changes:
+            unfinished.end(self._host, node_plan.left.unasked)
+            self._restart_drained()
+            self._labels.tell(self._state(node_plan.layouts))
+            return self._outcome(node_plan, node_plan.layouts, notes, changed=False)
+        notes = (*notes, *mig_plan.remarks(self._host, node_plan.plans))
+        self._refuse(node_plan, busy if not self._request.drain else ())
         with self._drained(busy) as drained:
             if self._request.drain:
-                found, busy = self._plan()
-                self._refuse(found, busy)
-            with self._room.made(mig_plan.takes_reset(found.plans)):
-                after = self._change(found)
-                made = settle(self._host, self._progress)
-        self._labels.tell(node_labels.FAILED if made.errors else self._state(after))
-        outcome = self._outcome(found, after, (*notes, *made.notes), changed=True)
-        return replace(outcome, drained=drained.names, cdi=made.cdi, errors=made.errors)
+                node_plan, busy = self._plan()
+                self._refuse(node_plan, busy)
+            with self._room.made(mig_plan.takes_reset(node_plan.plans)):
+                after = self._change(node_plan)
+                follow_up = settle(self._host, self._progress)
+        self._labels.tell(node_labels.FAILED if follow_up.errors else self._state(after))
+        outcome = self._outcome(node_plan, after, (*notes, *follow_up.notes), changed=True)
+        return replace(outcome, drained=drained.names, cdi=follow_up.cdi, errors=follow_up.errors)
 
     def _state(self, layouts: Layouts) -> str:
         """With --mode-only the instances may still be missing, and a mode may wait for a reboot."""
         return node_labels.SUCCESS if mig_plan.holds(self._chosen, layouts) else node_labels.PENDING
 
     def _outcome(
-        self, found: mig_plan.Planned, after: Layouts, notes: Sequence[str], *, changed: bool
+        self, node_plan: mig_plan.Planned, after: Layouts, notes: Sequence[str], *, changed: bool
     ) -> Done:
-        plan = mig_plan.data_of(self._chosen.path, self._chosen.label, found, ())
-        before = tuple(one.gpu for one in found.plans)
+        plan = mig_plan.data_of(self._chosen.path, self._chosen.label, node_plan, ())
+        before = tuple(gpu_plan.gpu for gpu_plan in node_plan.plans)
         return Done(plan, before, after, changed, tuple(notes))
 
     def _plan(self) -> tuple[mig_plan.Planned, tuple[Obstacle, ...]]:
@@ -363,10 +375,14 @@ class _Run:
             self._host, self._chosen, self._progress, mode_only=self._request.mode_only
         )
 
-    def _refuse(self, found: mig_plan.Planned, busy: Sequence[Obstacle]) -> None:
+    def _refuse(self, node_plan: mig_plan.Planned, busy: Sequence[Obstacle]) -> None:
         if busy:
             raise InUse(busy)
-        waits = [one.gpu.index for one in found.plans if one.changes_mode and one.reset == "needed"]
+        waits = [
+            gpu_plan.gpu.index
+            for gpu_plan in node_plan.plans
+            if gpu_plan.changes_mode and gpu_plan.reset == "needed"
+        ]
         if waits and self._request.skip_reset and not self._request.mode_only:
             raise PreconditionError(
                 f"GPU {', '.join(map(str, waits))} takes a reset to switch MIG, and --skip-reset was given",
@@ -382,9 +398,9 @@ class _Run:
             words = self._request.drain
             yield drain(self._host, words, busy, self._progress, keeper.drained, keeper.stop)
         finally:
-            self._bring_back()
+            self._restart_drained()
 
-    def _bring_back(self) -> None:
+    def _restart_drained(self) -> None:
         """Called once."""
         if self._rests:
             self._rests = False
@@ -393,9 +409,13 @@ class _Run:
                 for trouble in troubles:
                     self._progress.note(trouble)
 
-    def _change(self, found: mig_plan.Planned) -> Layouts:
-        half = {gpu.uuid for gpu in found.left.half}
-        plans = tuple(one for one in found.plans if one in found.steps or one.gpu.uuid in half)
+    def _change(self, node_plan: mig_plan.Planned) -> Layouts:
+        half = {gpu.uuid for gpu in node_plan.left.half}
+        plans = tuple(
+            gpu_plan
+            for gpu_plan in node_plan.plans
+            if gpu_plan in node_plan.steps or gpu_plan.gpu.uuid in half
+        )
         self._labels.tell(node_labels.PENDING)
         self._keeper.begin()
 
@@ -404,20 +424,20 @@ class _Run:
                 self._host,
                 self._tools,
                 plans,
-                found.left,
+                node_plan.left,
                 skip_reset=self._request.skip_reset,
                 mode_only=self._request.mode_only,
             )
 
         def failed(error: BaseException) -> None:
             self._labels.tell(node_labels.FAILED, softly=True)
-            made = settle(self._host, self._progress)
-            for note in (*made.notes, *(one.message for one in made.errors)):
+            follow_up = settle(self._host, self._progress)
+            for note in (*follow_up.notes, *(info.message for info in follow_up.errors)):
                 self._progress.note(note)
             if not isinstance(error, GpunodeError):
                 self._progress.note("the previous layout was restored")
             elif half and not isinstance(error, MigNotRestoredError):
-                names = ", ".join(f"GPU {gpu.index}" for gpu in found.left.half)
+                names = ", ".join(f"GPU {gpu.index}" for gpu in node_plan.left.half)
                 self._progress.note(f"{names}: restored to the layout before the interrupted run")
 
         return attempt(act, failed, self._tools.uninterrupted)
@@ -430,8 +450,8 @@ class _Run:
         with self._progress.step(f"reset {names}"):
             answer = self._host.run(argv, timeout=_RESET_SECONDS)
         if not answer.ok:
-            said = " ".join((answer.stdout + answer.stderr).split())[-400:]
-            reason = "took too long" if answer.timed_out else said or f"exit code {answer.code}"
+            output = " ".join((answer.stdout + answer.stderr).split())[-400:]
+            reason = "took too long" if answer.timed_out else output or f"exit code {answer.code}"
             hint = "find the processes that use it: gpunode mig plan, fuser -v /dev/nvidia*"
             if any(gpu.virtualization == 1 for gpu in gpus):
                 hint = "a virtual machine may need a reboot: --mode-only --skip-reset, reboot, then apply"
@@ -455,10 +475,11 @@ def label_command(host: Host, label: str, node: str = "") -> str:
 
 def refuse_another(host: Host, label: str) -> None:
     """`BesideAnother` where another MIG manager runs."""
-    other = manager(Node(host))
-    if other:
+    other_manager = manager(Node(host))
+    if other_manager:
         raise BesideAnother(
-            f"{other}, acts on {node_labels.CONFIG} itself: both would change the layout of these GPUs",
+            f"{other_manager}, acts on {node_labels.CONFIG} itself:"
+            " both would change the layout of these GPUs",
             hint=f"let it do it: {label_command(host, label)}",
         )
 
@@ -523,18 +544,18 @@ class MigLabels:
         try:
             yield
         except GpunodeError as error:
-            ours = self._on and not isinstance(error, BesideAnother)
-            if ours and not self.sent_state and self._is_asked_for():
+            may_report = self._on and not isinstance(error, BesideAnother)
+            if may_report and not self.sent_state and self._is_requested():
                 self.tell(node_labels.FAILED, softly=True)
             raise
 
-    def _is_asked_for(self) -> bool:
+    def _is_requested(self) -> bool:
         desired = self._label
         try:
-            asked = self.asked()
+            requested = self.asked()
         except GpunodeError:
             return False
-        return bool(asked) and asked == (desired or asked)
+        return bool(requested) and requested == (desired or requested)
 
     def tell(self, state: str, *, softly: bool = False) -> None:
         """Send the labels. A server that fails stops the run only if nothing was changed yet."""

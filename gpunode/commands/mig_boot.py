@@ -76,85 +76,85 @@ def _word(label: str) -> str:
     return f'"{text}"'
 
 
-def refuse_persist(host: Host, chosen: mig_plan.Chosen) -> None:
+def refuse_persist(host: Host, selection: mig_plan.Chosen) -> None:
     """Checks before anything is changed: `PreconditionError` where a unit can't apply a layout, or another
     unit does already; `ConfigError` for a unit of this name that gpunode didn't write."""
-    edits(host, chosen)
+    edits(host, selection)
     if not host.systemd_runs():
         raise PreconditionError(
             "systemd doesn't run on this node, so it can't apply the layout at boot",
             hint="run `gpunode mig apply` from whatever starts services here, before the engines",
             code="no-systemd",
         )
-    other = keeper(Node(host), besides=UNIT)
-    if other:
+    other_keeper = keeper(Node(host), besides=UNIT)
+    if other_keeper:
         raise PreconditionError(
-            f"{other} makes the instances at boot already: they would overwrite each other",
+            f"{other_keeper} makes the instances at boot already: they would overwrite each other",
             hint="leave --persist out, or disable the other one first",
             code="mig-keeper",
         )
 
 
-def _unit_text(host: Host, chosen: mig_plan.Chosen) -> str:
+def _unit_text(host: Host, selection: mig_plan.Chosen) -> str:
     try:
-        return unit_text(program(host), chosen.label)
+        return unit_text(program(host), selection.label)
     except ValueError as error:
         raise UsageError(
-            f"{chosen.label!r} can't stand in a unit", hint="rename the configuration"
+            f"{selection.label!r} can't stand in a unit", hint="rename the configuration"
         ) from error
 
 
-def edits(host: Host, chosen: mig_plan.Chosen) -> tuple[FileEdit, ...]:
+def edits(host: Host, selection: mig_plan.Chosen) -> tuple[FileEdit, ...]:
     files = (
-        (CONFIG_FILE, chosen.data),
-        (UNIT_FILE, _unit_text(host, chosen).encode()),
+        (CONFIG_FILE, selection.data),
+        (UNIT_FILE, _unit_text(host, selection).encode()),
     )
-    found = []
+    file_edits = []
     for path, data in files:
         before = host.read_bytes(path)
-        ours = path != UNIT_FILE or before is None or before.startswith(MARKER.encode())
-        if not ours:
+        is_own = path != UNIT_FILE or before is None or before.startswith(MARKER.encode())
+        if not is_own:
             raise ConfigError(
                 f"{path} exists and gpunode did not create it",
                 hint=f"read it, and move it away if it is not needed: cat {path}",
             )
-        found.append(FileEdit(path, before, data))
-    return tuple(found)
+        file_edits.append(FileEdit(path, before, data))
+    return tuple(file_edits)
 
 
-def persist_preview(host: Host, chosen: mig_plan.Chosen) -> Iterator[Block]:
+def persist_preview(host: Host, selection: mig_plan.Chosen) -> Iterator[Block]:
     """What --persist would write, or why it would not. `ConfigError` for a unit that gpunode didn't write."""
     try:
-        refuse_persist(host, chosen)
+        refuse_persist(host, selection)
     except PreconditionError as error:
         yield Text(f"--persist would be refused: {error.message}; {error.hint}", Style.WARN)
-    for edit in edits(host, chosen):
+    for edit in edits(host, selection):
         change = edit.change()
         yield Text(f"{change.path} {change.action} (dry run)")
         if change.diff:
             yield Diff(change.diff)
 
 
-def install(host: Host, chosen: mig_plan.Chosen, progress: Progress) -> FilesChanged:
+def install(host: Host, selection: mig_plan.Chosen, progress: Progress) -> FilesChanged:
     return change_files(
         host,
         OPERATION,
-        lambda: edits(host, chosen),
+        lambda: edits(host, selection),
         engine_restart(host, progress),
-        context={"label": chosen.label},
+        context={"label": selection.label},
         named_units=(UNIT,),
     )
 
 
-def another_at_boot(host: Host, chosen: mig_plan.Chosen) -> Iterator[str]:
+def another_at_boot(host: Host, selection: mig_plan.Chosen) -> Iterator[str]:
     """Warning: this layout lasts until the next boot, when the unit of an earlier --persist applies its
     own."""
     unit = host.read_text(UNIT_FILE) or ""
     if not unit.startswith(MARKER):
         return
     try:
-        same = unit == unit_text(program(host), chosen.label)
+        same = unit == unit_text(program(host), selection.label)
     except ValueError:
         same = False
-    if not same or host.read_bytes(CONFIG_FILE) != chosen.data:
+    if not same or host.read_bytes(CONFIG_FILE) != selection.data:
         yield f"{UNIT} still applies an earlier layout at each boot: add --persist to have this one"

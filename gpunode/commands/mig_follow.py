@@ -66,7 +66,7 @@ class Follower:
         self._done: bytes | str | None = None  # the file that this label was last applied from
         self._busy: tuple[Obstacle, ...] = ()
         self._failures = self._silent = self._unheard = 0
-        self._ask_at = self._try_at = self._busy_at = self._mend_at = 0.0
+        self._ask_at = self._try_at = self._busy_at = self._resend_at = 0.0
 
     @property
     def status(self) -> str:
@@ -78,35 +78,35 @@ class Follower:
     def turn(self, hurry: bool) -> float:
         """Check, and act if needed; return seconds until the next check. `hurry`: don't wait."""
         now = self._host.monotonic()
-        settled = self._read()
-        asked = (hurry or now >= self._ask_at) and self._query_node()
-        if self._known and settled:
+        unchanged = self._read()
+        answered = (hurry or now >= self._ask_at) and self._query_node()
+        if self._known and unchanged:
             if not self.label:
                 self._say.warning("nothing is done without a label", label=node_labels.CONFIG)
             elif self._is_due(now, hurry):
-                self._pass()
-            elif asked and self.said not in ("", self._state) and now >= self._mend_at:
-                self._mend(now)
-        return self._pause(settled)
+                self._apply_once()
+            elif answered and self.said not in ("", self._state) and now >= self._resend_at:
+                self._resend_state(now)
+        return self._pause(unchanged)
 
-    def _pause(self, settled: bool) -> float:
+    def _pause(self, unchanged: bool) -> float:
         now = self._host.monotonic()
         due = [self._ask_at]
         due += [self._try_at] if self._failures else []
         due += [self._busy_at] if self._busy else []
-        due += [now + SETTLE_SECONDS] if not settled else []
+        due += [now + SETTLE_SECONDS] if not unchanged else []
         return max(0.0, min(due) - now)
 
     def _read(self) -> bool:
         """Whether the file is unchanged since the last check, and so isn't being written."""
         try:
-            found: bytes | str | None = self._host.read_bytes(self.file)
+            content: bytes | str | None = self._host.read_bytes(self.file)
         except GpunodeError as error:
-            found = error.message
-        settled = found == self._pending
-        self._pending = found
-        if settled or self._content is None:
-            self._content = found if found is not None else "it is not there"
+            content = error.message
+        unchanged = content == self._pending
+        self._pending = content
+        if unchanged or self._content is None:
+            self._content = content if content is not None else "it is not there"
             return True
         return False
 
@@ -140,24 +140,24 @@ class Follower:
             return True
         if self._failures:
             return hurry or now >= self._try_at
-        return bool(self._busy) and (hurry or now >= self._busy_at) and self._way_is_free()
+        return bool(self._busy) and (hurry or now >= self._busy_at) and self._is_unblocked()
 
-    def _way_is_free(self) -> bool:
+    def _is_unblocked(self) -> bool:
         """Whether the processes that blocked the change are gone."""
         self._busy_at = self._host.monotonic() + BUSY_SECONDS
         try:
-            chosen = mig_plan.choose(self.file, self.label)
+            selection = mig_plan.choose(self.file, self.label)
             progress, mode_only = LogProgress(self._log), self._request.mode_only
-            _, busy = mig_plan.look_and_plan(self._host, chosen, progress, mode_only=mode_only)
+            _, busy = mig_plan.look_and_plan(self._host, selection, progress, mode_only=mode_only)
         except GpunodeError as error:
             self._say.warning("the blocking processes are unknown", reason=error.message)
             return False
-        free = not {_key(one) for one in self._busy} & {_key(one) for one in busy}
+        free = not {_key(obstacle) for obstacle in self._busy} & {_key(obstacle) for obstacle in busy}
         if free:
             self._log.info("the blocking processes have ended", label=self.label)
         return free
 
-    def _pass(self) -> None:
+    def _apply_once(self) -> None:
         """Run `mig apply` once."""
         assert self._content is not None
         self.passes += 1
@@ -188,32 +188,32 @@ class Follower:
         if isinstance(error, BesideAnother):
             raise error
         now, self.said = self._host.monotonic(), labels.sent_state or node_labels.FAILED
-        again = _may_pass(error)
-        self._failures = self._failures + 1 if again else 0
+        retry = _may_pass(error)
+        self._failures = self._failures + 1 if retry else 0
         self._try_at = now + _backoff(self._failures)
         if isinstance(error, InUse):
             self._busy, self._busy_at = error.obstacles, now + BUSY_SECONDS
-        then = "when the label or the file changes, or after a restart"
-        if again:
-            then = f"in {self._try_at - now:g} s"
+        when = "when the label or the file changes, or after a restart"
+        if retry:
+            when = f"in {self._try_at - now:g} s"
         elif self._busy:
-            then += ", or that has ended"
+            when += ", or that has ended"
         self._log.error(
             "the layout isn't applied",
             label=self.label,
             state=self.said,
             reason=error.message,
             hint=error.hint,
-            tried_again=then,
+            tried_again=when,
         )
 
-    def _mend(self, now: float) -> None:
+    def _resend_state(self, now: float) -> None:
         """The Node doesn't show the state that was sent: the server was down, or a client changed it."""
         try:
             self._labels.tell(self._host, LogProgress(self._log), self.label, self.said)
         except ClusterError as error:
             self._unheard += 1
-            self._mend_at = now + _backoff(self._unheard)
+            self._resend_at = now + _backoff(self._unheard)
             self._log.warning("the Node's state can't be set", state=self.said, reason=error.message)
         else:
             self._unheard = 0
@@ -231,8 +231,8 @@ def _may_pass(error: GpunodeError) -> bool:
     return isinstance(error, passing) or error.code == LOCKED
 
 
-def _key(one: Obstacle) -> tuple[object, ...]:
-    return one.kind, one.gpu, one.name, one.pid, one.pod, one.container
+def _key(obstacle: Obstacle) -> tuple[object, ...]:
+    return obstacle.kind, obstacle.gpu, obstacle.name, obstacle.pid, obstacle.pod, obstacle.container
 
 
 class _StepLog(LogProgress):
@@ -267,43 +267,43 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
     refuse_another(host, "LABEL")
     labels = node_labels.connected(host, access, node, follows=True)
     hangup = Hangup()
-    with until_signal(hangup) as asked:
+    with until_signal(hangup) as signals:
         log = open_log(sys.stderr, host.environ)
         waiter = host.waiter()
         waiter.hear_signals()
-        asked.wake = asked.look = waiter.wake
+        signals.wake = signals.look = waiter.wake
 
         def interrupt() -> None:
             raise KeyboardInterrupt
 
         @contextmanager
         def interruptible(on: bool) -> Iterator[None]:
-            before, asked.wake = asked.wake, interrupt if on else waiter.wake
+            before, signals.wake = signals.wake, interrupt if on else waiter.wake
             try:
-                if on and asked:
+                if on and signals:
                     interrupt()
                 yield
             finally:
-                asked.wake = before
+                signals.wake = before
 
         follower = Follower(host, request, access, node, labels, log, interruptible)
         systemd = Systemd(host, log)
         systemd.tell("READY=1")
         log.info("following the label", node=labels.node, label=node_labels.CONFIG)
         try:
-            while not asked:
+            while not signals:
                 sent_state = waiter.watch((Path(PurePath(follower.file).parent),))
                 pause = follower.turn(hangup.take())
                 systemd.report(follower.status)
-                if not asked:
+                if not signals:
                     waiter.wait(pause if sent_state else min(pause, FILE_SECONDS))
         except KeyboardInterrupt:
-            if not asked:
+            if not signals:
                 raise
         finally:
             systemd.tell("STOPPING=1")
             waiter.close()
-    for name in asked:
+    for name in signals:
         log.info("stopped", signal=name)
     times = f"{follower.passes} times" if follower.passes != 1 else "once"
     data = MigWatch(follower.passes, follower.label, follower.said)

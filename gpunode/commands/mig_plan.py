@@ -64,14 +64,14 @@ class Planned:
     @property
     def steps(self) -> tuple[GpuPlan, ...]:
         """The plans with changes."""
-        return tuple(one for one in self.plans if one.steps or one.target is None)
+        return tuple(gpu_plan for gpu_plan in self.plans if gpu_plan.steps or gpu_plan.target is None)
 
 
-def choose(path: str, label: str, asked: Callable[[], str] = str) -> Chosen:
+def choose(path: str, label: str, requested_label: Callable[[], str] = str) -> Chosen:
     """Read the file (``-``: standard input) of this machine and select a label; errors say what is wrong.
-    `asked` selects one if there are several and the user named none."""
+    `requested_label` selects one if there are several and the user named none."""
     data, config = read(path)
-    selected, entries = config.select(label or (asked() if len(config.labels) > 1 else ""))
+    selected, entries = config.select(label or (requested_label() if len(config.labels) > 1 else ""))
     return Chosen(config.path, selected, entries, data)
 
 
@@ -91,62 +91,71 @@ def _read(path: str) -> bytes:
     place = str(Path(path).absolute())
     if Host(Path("/")).is_dir(place):
         raise ConfigError(f"{path} is a directory", hint=f"name a file in it: --config-file {path}/FILE")
-    found = Host(Path("/")).read_bytes(place)
-    if found is None:
+    content = Host(Path("/")).read_bytes(place)
+    if content is None:
         raise ConfigError(
             f"{path} doesn't exist", hint="name a file in mig-parted's form: --config-file FILE"
         )
-    return found
+    return content
 
 
-def planned(host: Host, chosen: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
+def planned(host: Host, selection: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
     """The plan for these layouts. `CannotBe` for layouts that this node can't have."""
-    wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts)
-    plans = plan(chosen.path, wanted.all, mode_only=mode_only)
-    left = (
+    desired = wishes(selection.path, selection.label, selection.entries, layouts)
+    plans = plan(selection.path, desired.all, mode_only=mode_only)
+    unfinished_gpus = (
         unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
         if host.is_root
         else unfinished.UnfinishedGpus()
     )
-    others = tuple(_put_back(layouts, wanted, left))
-    back = {one.gpu.index for one in others}
+    others = tuple(_restoring_plans(layouts, desired, unfinished_gpus))
+    restored = {gpu_plan.gpu.index for gpu_plan in others}
     notes = [
-        f"GPU {gpu.index} is in no entry of {chosen.label!r} and stays as it is"
-        for gpu in wanted.unnamed
-        if gpu.index not in back
+        f"GPU {gpu.index} is in no entry of {selection.label!r} and stays as it is"
+        for gpu in desired.unnamed
+        if gpu.index not in restored
     ]
-    ordered = sorted((*plans, *others), key=lambda one: one.gpu.index)
-    return Planned(layouts, tuple(ordered), (*_unfinished_lines(left, back), *wanted.notes, *notes), left)
+    ordered = sorted((*plans, *others), key=lambda gpu_plan: gpu_plan.gpu.index)
+    return Planned(
+        layouts,
+        tuple(ordered),
+        (*_unfinished_lines(unfinished_gpus, restored), *desired.notes, *notes),
+        unfinished_gpus,
+    )
 
 
-def _put_back(layouts: Layouts, wanted: Wishes, left: unfinished.UnfinishedGpus) -> Iterator[GpuPlan]:
+def _restoring_plans(
+    layouts: Layouts, desired: Wishes, unfinished_gpus: unfinished.UnfinishedGpus
+) -> Iterator[GpuPlan]:
     """Plans for GPUs that an interrupted run left and this one doesn't name."""
-    named = {wish.gpu.uuid for wish in wanted.all}
-    for gpu in left.half:
+    uuids = {wish.gpu.uuid for wish in desired.all}
+    for gpu in unfinished_gpus.half:
         now = layouts.gpu(gpu.uuid)
-        if now is not None and gpu.uuid not in named:
+        if now is not None and gpu.uuid not in uuids:
             yield put_back(now, gpu)
 
 
-def _unfinished_lines(left: unfinished.UnfinishedGpus, back: Collection[int]) -> Iterator[str]:
-    begun = "an earlier run of mig apply was interrupted"
-    for gpu in left.half:
-        then = "gets its previous layout back" if gpu.index in back else "is planned from its current layout"
-        yield f"{begun}: GPU {gpu.index} {then}"
-    for gpu in left.changed:
-        yield f"{begun}, but GPU {gpu.index} has another layout since: that is taken as its current one"
-    for gpu in left.unasked:
+def _unfinished_lines(unfinished_gpus: unfinished.UnfinishedGpus, restored: Collection[int]) -> Iterator[str]:
+    message = "an earlier run of mig apply was interrupted"
+    for gpu in unfinished_gpus.half:
+        consequence = (
+            "gets its previous layout back" if gpu.index in restored else "is planned from its current layout"
+        )
+        yield f"{message}: GPU {gpu.index} {consequence}"
+    for gpu in unfinished_gpus.changed:
+        yield f"{message}, but GPU {gpu.index} has another layout since: that is taken as its current one"
+    for gpu in unfinished_gpus.unasked:
         cut = summary(gpu.devices()) or ("no MIG device" if gpu.current else "MIG off")
-        yield f"{begun}, and GPU {gpu.index} can't be queried now; it had {cut}"
+        yield f"{message}, and GPU {gpu.index} can't be queried now; it had {cut}"
 
 
-def holds(chosen: Chosen, layouts: Layouts) -> bool:
+def holds(selection: Chosen, layouts: Layouts) -> bool:
     """Whether these layouts match the whole configuration, and not only its modes."""
     try:
-        wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts).all
+        desired = wishes(selection.path, selection.label, selection.entries, layouts).all
     except GpunodeError:
         return False
-    return not any(one.gpu.mode_pending or difference(one) for one in wanted)
+    return not any(wish.gpu.mode_pending or difference(wish) for wish in desired)
 
 
 def look(host: Host) -> tuple[Layouts, dict[str, tuple[MigProcess, ...]]]:
@@ -164,51 +173,51 @@ def in_the_way(
 ) -> tuple[Obstacle, ...]:
     """Processes that must end first. Call it while our NVML is closed."""
     node = Node(host)
-    ours = {os.getpid(), os.getppid(), *clients(host, node.processes).all}
-    return obstacles(node, plans, processes, frozenset(ours))
+    own_pids = {os.getpid(), os.getppid(), *clients(host, node.processes).all}
+    return obstacles(node, plans, processes, frozenset(own_pids))
 
 
 def look_and_plan(
-    host: Host, chosen: Chosen, progress: Progress, *, mode_only: bool = False
+    host: Host, selection: Chosen, progress: Progress, *, mode_only: bool = False
 ) -> tuple[Planned, tuple[Obstacle, ...]]:
     """The plan for the current layouts, and the processes that block it; none if nothing is to change."""
     with progress.step("reading the layouts"):
         layouts, processes = look(host)
-    found = planned(host, chosen, layouts, mode_only=mode_only)
-    return found, in_the_way(host, found.plans, processes) if found.changes else ()
+    node_plan = planned(host, selection, layouts, mode_only=mode_only)
+    return node_plan, in_the_way(host, node_plan.plans, processes) if node_plan.changes else ()
 
 
 def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
     """What may conflict with a plan that changes something: other MIG managers, and boards with
     NVSwitches."""
     node = Node(host)
-    found = []
+    notes = []
     hooks = host.environ.get("MIG_PARTED_HOOKS_FILE")
     if hooks:
-        found.append(f"the hooks of {hooks} aren't run: name what must stop meanwhile with --drain")
-    other = keeper(node)
-    if other.startswith("process "):
-        found.append(f"{other}, cuts GPUs on this node as well, and may do it again")
-    found += _beside(node, plans)
+        notes.append(f"the hooks of {hooks} aren't run: name what must stop meanwhile with --drain")
+    other_keeper = keeper(node)
+    if other_keeper.startswith("process "):
+        notes.append(f"{other_keeper}, cuts GPUs on this node as well, and may do it again")
+    notes += _conflict_notes(node, plans)
     resets = takes_reset(plans)
     services = clients(host, node.processes).services if resets else ()
     if services:
-        found.append(f"gpunode's own process {', '.join(map(str, services))} closes NVML meanwhile")
+        notes.append(f"gpunode's own process {', '.join(map(str, services))} closes NVML meanwhile")
     if resets and _switched(node) and PROGRAM not in {process.name for process in node.processes}:
-        found.append(
+        notes.append(
             "these GPUs are linked by NVSwitches and the fabric manager doesn't run: without it a GPU is only"
             f" reset together with all others (start it: systemctl start {UNIT})"
         )
-    return tuple(found)
+    return tuple(notes)
 
 
-def _beside(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
+def _conflict_notes(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
     """Warnings about other plugins, and about pods that can't be listed."""
     from gpunode.mig.node_labels import in_pod
 
-    for one in node.plugin_processes:
-        if one.name != "gpunode":
-            yield f"{one.name} (process {one.process.pid}) sees a new layout only after a restart"
+    for plugin in node.plugin_processes:
+        if plugin.name != "gpunode":
+            yield f"{plugin.name} (process {plugin.process.pid}) sees a new layout only after a restart"
     pods = untold(node, plans)
     if pods:
         yield pods
@@ -272,30 +281,32 @@ class MigPlan:
     obstacles: tuple[dict[str, object], ...]
 
 
-def data_of(config: str, label: str, found: Planned, busy: Sequence[Obstacle]) -> MigPlan:
+def data_of(config: str, label: str, node_plan: Planned, busy: Sequence[Obstacle]) -> MigPlan:
     """The plan for programs."""
     processes = tuple(
         {
-            "kind": one.kind,
-            "gpu": one.gpu,
-            "what": one.what,
-            "name": one.name,
-            "pid": one.pid,
-            "container": one.container,
-            "pod": one.pod,
-            "unit": one.unit,
-            "drain": one.drain,
+            "kind": obstacle.kind,
+            "gpu": obstacle.gpu,
+            "what": obstacle.what,
+            "name": obstacle.name,
+            "pid": obstacle.pid,
+            "container": obstacle.container,
+            "pod": obstacle.pod,
+            "unit": obstacle.unit,
+            "drain": obstacle.drain,
         }
-        for one in busy
+        for obstacle in busy
     )
-    return MigPlan(config, label, found.changes, tuple(_gpu(one) for one in found.plans), processes)
+    return MigPlan(
+        config, label, node_plan.changes, tuple(_gpu(gpu_plan) for gpu_plan in node_plan.plans), processes
+    )
 
 
 def _gpu(plan: GpuPlan) -> PlannedGpu:
     gpu = plan.gpu
-    wanted = None
+    desired = None
     if plan.target is not None:
-        wanted = tuple(
+        desired = tuple(
             Piece(t.name, t.placement, t.devices, t.kept.id if t.kept is not None else None)
             for t in plan.target
         )
@@ -306,8 +317,8 @@ def _gpu(plan: GpuPlan) -> PlannedGpu:
         gpu.pci,
         (_mode(gpu.current), _mode(plan.wish.enabled)),
         plan.reset,
-        _today(plan),
-        wanted,
+        _current_pieces(plan),
+        desired,
         plan.steps,
         plan.lost,
         plan.kept,
@@ -318,10 +329,10 @@ def _mode(on: bool) -> str:
     return "on" if on else "off"
 
 
-def _today(plan: GpuPlan) -> tuple[Piece, ...]:
+def _current_pieces(plan: GpuPlan) -> tuple[Piece, ...]:
     return tuple(
         Piece(gi.name, gi.placement, tuple(gi.device_name(ci) for ci in gi.compute), gi.id)
-        for gi in sorted(plan.gpu.instances, key=lambda one: one.placement.start)
+        for gi in sorted(plan.gpu.instances, key=lambda instance: instance.placement.start)
     )
 
 
@@ -335,21 +346,21 @@ def blocks(data: MigPlan, busy: Sequence[Obstacle]) -> Iterator[Block]:
         yield from _group(members)
     if busy:
         yield Text("Blocked by:", Style.BAD)
-        yield from (Text(f"  {one.text}", Style.WARN) for one in busy)
+        yield from (Text(f"  {obstacle.text}", Style.WARN) for obstacle in busy)
 
 
 def _shape(pieces: Sequence[Piece]) -> tuple[object, ...]:
-    return tuple((one.profile, str(one.placement), one.devices, one.gi is None) for one in pieces)
+    return tuple((piece.profile, str(piece.placement), piece.devices, piece.gi is None) for piece in pieces)
 
 
 def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
     first = members[0]
-    numbers = ", ".join(str(one.index) for one in members)
+    numbers = ", ".join(str(member.index) for member in members)
     title = f"GPU{'s' if len(members) > 1 else ''} {numbers}  {first.name}"
-    today, wanted = first.mode
-    if today != wanted:
-        title += f"  MIG {today} -> {wanted}"
-    if not any(one.steps for one in members) and first.wanted is not None:
+    today, desired = first.mode
+    if today != desired:
+        title += f"  MIG {today} -> {desired}"
+    if not any(member.steps for member in members) and first.wanted is not None:
         yield Text(f"{title}: unchanged", Style.GOOD)
         return
     yield Text(title, Style.HEADING)
@@ -361,9 +372,10 @@ def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
         yield Table(("SLOTS", "TODAY", "WANTED", ""), tuple(_rows(first)))
     for gpu in members:
         name = f"GPU {gpu.index}" if len(members) > 1 else ""
-        for one in gpu.lost:
+        for device in gpu.lost:
             yield Text(
-                f"  {name}{': ' if name else ''}goes: {one.profile} at {one.at}  {one.uuid}", Style.WARN
+                f"  {name}{': ' if name else ''}goes: {device.profile} at {device.at}  {device.uuid}",
+                Style.WARN,
             )
     if first.reset != "none":
         sure = "will be reset" if first.reset == "needed" else "may have to be reset"
@@ -374,35 +386,39 @@ def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
 
 def lines(steps: Sequence[Step]) -> tuple[str, ...]:
     """The steps for people: the contents of an instance are removed and created with it."""
-    gone = {step.gi for step in steps if step.action == "destroy-instance"}
-    made = {step.at for step in steps if step.action == "create-instance"}
-    found = []
+    removed = {step.gi for step in steps if step.action == "destroy-instance"}
+    created = {step.at for step in steps if step.action == "create-instance"}
+    step_lines = []
     for step in steps:
         if step.action == "create-instance":
-            inner = [one.slices for one in steps if one.action == "create-compute" and one.at == step.at]
+            inner = [
+                compute_step.slices
+                for compute_step in steps
+                if compute_step.action == "create-compute" and compute_step.at == step.at
+            ]
             whole = len(inner) == 1 and step.profile.startswith(f"{inner[0]}g.")
             parts = "" if whole else " with " + ", ".join(f"{size}c" for size in inner)
-            found.append(step.text + (parts if inner else ", empty"))
-        elif not _inside(step, gone, made):
-            found.append(step.text)
-    return tuple(found)
+            step_lines.append(step.text + (parts if inner else ", empty"))
+        elif not _inside(step, removed, created):
+            step_lines.append(step.text)
+    return tuple(step_lines)
 
 
-def _inside(step: Step, gone: Collection[int | None], made: Collection[Placement | None]) -> bool:
+def _inside(step: Step, removed: Collection[int | None], created: Collection[Placement | None]) -> bool:
     """Whether it is part of another step, which removes or creates the whole."""
     if step.action == "destroy-compute":
-        return step.gi in gone
-    return step.action == "create-compute" and step.gi is None and step.at in made
+        return step.gi in removed
+    return step.action == "create-compute" and step.gi is None and step.at in created
 
 
 def _rows(gpu: PlannedGpu) -> Iterator[tuple[Cell | str, ...]]:
     """One row for each run of slots within which neither layout has a border."""
-    wanted = gpu.wanted or ()
-    edges = sorted({0} | {edge for one in (*gpu.today, *wanted) for edge in _edges(one)})
+    desired = gpu.wanted or ()
+    edges = sorted({0} | {edge for piece in (*gpu.today, *desired) for edge in _edges(piece)})
     for start, end in itertools.pairwise(edges):
-        now, then = _at(gpu.today, start), _at(wanted, start)
+        now, after = _at(gpu.today, start), _at(desired, start)
         slots = f"{start}" if end - start == 1 else f"{start}-{end - 1}"
-        yield slots, _cell(now, start), _cell(then, start), _word(now, then)
+        yield slots, _cell(now, start), _cell(after, start), _word(now, after)
 
 
 def _edges(piece: Piece) -> tuple[int, int]:
@@ -410,7 +426,7 @@ def _edges(piece: Piece) -> tuple[int, int]:
 
 
 def _at(pieces: Sequence[Piece], slot: int) -> Piece | None:
-    return next((one for one in pieces if one.placement.start <= slot < one.placement.end), None)
+    return next((piece for piece in pieces if piece.placement.start <= slot < piece.placement.end), None)
 
 
 def _cell(piece: Piece | None, start: int) -> Cell | str:
@@ -425,11 +441,11 @@ def _cell(piece: Piece | None, start: int) -> Cell | str:
     return f"{piece.profile} ({parts})"
 
 
-def _word(now: Piece | None, then: Piece | None) -> Cell | str:
-    if then is not None and then.gi is not None:
-        same = now is not None and sorted(now.devices) == sorted(then.devices)
+def _word(now: Piece | None, after: Piece | None) -> Cell | str:
+    if after is not None and after.gi is not None:
+        same = now is not None and sorted(now.devices) == sorted(after.devices)
         return Cell("stays" if same else "changes within", Style.GOOD if same else Style.WARN)
-    if then is not None:
+    if after is not None:
         return Cell("new", Style.GOOD) if now is None else Cell("replaced", Style.WARN)
     return Cell("goes", Style.WARN) if now is not None else ""
 
@@ -448,11 +464,11 @@ def unfinished_notes(host: Host, layouts: Layouts) -> tuple[str, ...]:
     run = unfinished.load_unfinished(host)
     if run is not None and unfinished.lives(host, run):
         return ()
-    left = unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
+    unfinished_gpus = unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
     parts = list(_stopped(run) if run is not None else ())
-    if left.half:
-        numbers = ", ".join(str(gpu.index) for gpu in left.half)
-        parts.append(f"GPU {numbers} {'is' if len(left.half) == 1 else 'are'} incomplete")
+    if unfinished_gpus.half:
+        numbers = ", ".join(str(gpu.index) for gpu in unfinished_gpus.half)
+        parts.append(f"GPU {numbers} {'is' if len(unfinished_gpus.half) == 1 else 'are'} incomplete")
     if not parts:
         return ()
     if run is None:
@@ -485,18 +501,21 @@ def run(
 
     `InvalidMigConfig` for the file, `CannotBe` if this node can't have the layout, `MigError` if NVML fails.
     """
-    chosen = choose(config_file, label)
-    found, busy = look_and_plan(host, chosen, progress, mode_only=mode_only)
-    notes = (*unfinished_notes(host, found.layouts), *found.notes)
-    notes += remarks(host, found.plans) if found.changes else ()
-    if found.changes and host.live and not host.is_root:
+    selection = choose(config_file, label)
+    node_plan, busy = look_and_plan(host, selection, progress, mode_only=mode_only)
+    notes = (*unfinished_notes(host, node_plan.layouts), *node_plan.notes)
+    notes += remarks(host, node_plan.plans) if node_plan.changes else ()
+    if node_plan.changes and host.live and not host.is_root:
         notes = (*notes, "only root can list all users' open files: more processes may block the change")
-    data = data_of(chosen.path, chosen.label, found, busy)
-    shown = list(blocks(data, busy))
-    if found.changes:
-        stop = "".join(f" --drain {word}" for word in dict.fromkeys(one.drain for one in busy if one.drain))
-        shown.append(Text(f"gpunode mig apply -f {config_file} -c {chosen.label}{stop}", Style.COMMAND))
-    return Result("MigPlan", data, messages=notes, blocks=tuple(shown))
+    data = data_of(selection.path, selection.label, node_plan, busy)
+    page = list(blocks(data, busy))
+    if node_plan.changes:
+        stop = "".join(
+            f" --drain {word}"
+            for word in dict.fromkeys(obstacle.drain for obstacle in busy if obstacle.drain)
+        )
+        page.append(Text(f"gpunode mig apply -f {config_file} -c {selection.label}{stop}", Style.COMMAND))
+    return Result("MigPlan", data, messages=notes, blocks=tuple(page))
 
 
 # `gpunode mig assert`: whether this node has a configuration, as mig-parted's assert checks it.
@@ -530,31 +549,32 @@ def assert_layout(
     if mode_only and valid_config:
         raise UsageError("--mode-only and --valid-config exclude each other", hint="give one of them")
     if valid_config and not label:
-        return _whole_file(config_file)
-    chosen = choose(config_file, label)
+        return _validated_file(config_file)
+    selection = choose(config_file, label)
     if valid_config:
-        return _result(config_file, MigAssertion(chosen.path, chosen.label, "file", holds=True), ())
+        return _result(config_file, MigAssertion(selection.path, selection.label, "file", holds=True), ())
     with progress.step("reading the layouts"):
         layouts = read_layouts(host)
-    wanted = wishes(chosen.path, chosen.label, chosen.entries, layouts, mode_only=mode_only)
-    found = [difference(wish, mode_only=mode_only) for wish in wanted.all]
-    wrong = tuple(one for one in found if one)
+    desired = wishes(selection.path, selection.label, selection.entries, layouts, mode_only=mode_only)
+    differences = [difference(wish, mode_only=mode_only) for wish in desired.all]
+    wrong = tuple(text for text in differences if text)
     looked = "mode" if mode_only else "layout"
-    notes = list(wanted.notes)
+    notes = list(desired.notes)
     notes += [
-        f"GPU {gpu.index} is in no entry of {chosen.label!r} and isn't looked at" for gpu in wanted.unnamed
+        f"GPU {gpu.index} is in no entry of {selection.label!r} and isn't looked at"
+        for gpu in desired.unnamed
     ]
     if not mode_only:
         notes += [
             f"GPU {wish.gpu.index}: GPU instance {gi} has no compute instance and takes up room"
-            for wish in wanted.all
+            for wish in desired.all
             for gi in empty_instances(wish.gpu)
         ]
-    data = MigAssertion(chosen.path, chosen.label, looked, not wrong, wrong)
+    data = MigAssertion(selection.path, selection.label, looked, not wrong, wrong)
     return _result(config_file, data, tuple(notes))
 
 
-def _whole_file(config_file: str) -> Result:
+def _validated_file(config_file: str) -> Result:
     """Without a label only the file is checked, so a file with several configurations is valid."""
     _, config = read(config_file)
     text = Text(f"{config.path} is valid: {', '.join(config.labels)}", Style.GOOD)
@@ -563,15 +583,19 @@ def _whole_file(config_file: str) -> Result:
 
 def _result(config_file: str, data: MigAssertion, notes: tuple[str, ...]) -> Result:
     if data.holds:
-        said = {"file": "is valid", "mode": "has the modes that are set", "layout": "is what the GPUs have"}
-        text = Text(f"{data.config}: {data.label} {said[data.looked_at]}", Style.GOOD)
+        phrases = {
+            "file": "is valid",
+            "mode": "has the modes that are set",
+            "layout": "is what the GPUs have",
+        }
+        text = Text(f"{data.config}: {data.label} {phrases[data.looked_at]}", Style.GOOD)
         return Result("MigAssertion", data, messages=notes, blocks=(text,))
     error = ErrorInfo(
         "mig-differs",
         f"the {data.looked_at} is not that of {data.label}",
         f"see what would change: gpunode mig plan -f {config_file} -c {data.label}",
     )
-    blocks = tuple(Text(one, Style.BAD) for one in data.differences)
+    blocks = tuple(Text(line, Style.BAD) for line in data.differences)
     return Result(
         "MigAssertion",
         data,

@@ -172,8 +172,8 @@ def carry_out(
 
     with progress.step(f"querying {cluster.server}"):
         if at.dry_run:
-            seen = changes.patiently(host, progress, read)
-            return Changed(seen, seen, plan(seen))
+            node = changes.patiently(host, progress, read)
+            return Changed(node, node, plan(node))
         send = partial(cluster.patch, "Node", at.node, status=status)
         return changes.change(host, progress, read, plan, send)
 
@@ -199,30 +199,30 @@ def blocks(data: NodeChange) -> tuple[Block, ...]:
     """For people: the result for each key; the patch itself for a dry run."""
     if not data.patch:
         return (Text(f"node {data.node} unchanged"),)
-    made: list[Block] = [Text(f"node {data.node} {'(dry run)' if data.dry_run else 'changed'}", Style.GOOD)]
-    made += [Text(f"  {_line(one)}") for one in data.changes]
+    page: list[Block] = [Text(f"node {data.node} {'(dry run)' if data.dry_run else 'changed'}", Style.GOOD)]
+    page += [Text(f"  {_line(change)}") for change in data.changes]
     if data.dry_run:
-        made.append(Text(f"{data.request} on {data.server}, application/json-patch+json", Style.DIM))
-        lines = [json.dumps(one) for one in data.patch]
+        page.append(Text(f"{data.request} on {data.server}, application/json-patch+json", Style.DIM))
+        lines = [json.dumps(operation) for operation in data.patch]
         ends = [*([","] * (len(lines) - 1)), "]"]
-        made += [
+        page += [
             Text(f"{'[' if n == 0 else ' '}{line}{end}", Style.COMMAND)
             for n, (line, end) in enumerate(zip(lines, ends, strict=True))
         ]
     elif data.undo:
-        made.append(Text(f"undo it with: {data.undo}", Style.DIM))
-    return tuple(made)
+        page.append(Text(f"undo it with: {data.undo}", Style.DIM))
+    return tuple(page)
 
 
-def _line(one: KeyChange) -> str:
-    if one.after is None:
-        return f"- {one.key}={one.before or ''}"
-    if one.before is None:
-        return f"+ {one.key}={one.after}"
-    return f"~ {one.key}={one.after} (was {one.before or 'empty'})"
+def _line(change: KeyChange) -> str:
+    if change.after is None:
+        return f"- {change.key}={change.before or ''}"
+    if change.before is None:
+        return f"+ {change.key}={change.after}"
+    return f"~ {change.key}={change.after} (was {change.before or 'empty'})"
 
 
-def checked_key(key: str, what: str) -> str:
+def checked_key(key: str, kind: str) -> str:
     """A qualified name, ``prefix/name`` (Kubernetes, Labels and Selectors). `UsageError` if it isn't
     valid."""
     prefix, slash, name = key.rpartition("/")
@@ -231,7 +231,7 @@ def checked_key(key: str, what: str) -> str:
         sound = sound and _PREFIX.fullmatch(prefix) is not None and len(prefix) <= 253
     if not sound:
         raise UsageError(
-            f"{key!r} can't be a {what}",
+            f"{key!r} can't be a {kind}",
             hint=f"such as example.com/name: at most {_MAX} letters, digits, '-', '_' or '.' after a slash",
         )
     return key
@@ -283,10 +283,10 @@ def advertise(
         return patch
 
     done = carry_out(host, progress, at, plan, status=True)
-    before, desired = _seen(done.before, resource)[0], None if number is None else str(number)
-    back = ("--remove",) if before is None else ("--count", before)
+    before, desired = _amounts(done.before, resource)[0], None if number is None else str(number)
+    undo_options = ("--remove",) if before is None else ("--count", before)
     forced = ("--force",) if force else ()
-    undo = at.command("advertise", "--resource", resource, *back, *forced)
+    undo = at.command("advertise", "--resource", resource, *undo_options, *forced)
     data = node_change(at, done, [KeyChange(resource, before, desired)], undo, status=True)
     if target.dry_run:
         return _result(done.before, data, resource)
@@ -294,21 +294,21 @@ def advertise(
         try:
             node = _await(host, progress, at, resource, desired, wait)
         except ClusterError as error:
-            return _unseen(data, error)
+            return _not_read_back(data, error)
         except KeyboardInterrupt:
-            _take_back(host, progress, at, resource, before, data)
+            _roll_back(host, progress, at, resource, before, data)
             raise
     return _result(node, data, resource, desired, checked=True)
 
 
-def _unseen(data: NodeChange, error: ClusterError) -> Result:
+def _not_read_back(data: NodeChange, error: ClusterError) -> Result:
     """The patch was written, and then the API server failed: the undo command must not be lost."""
-    said = "the capacity was written" if data.patch else "nothing had to be changed"
-    info = ErrorInfo(error.code, f"{said}, but it couldn't be read back: {error.message}", error.hint)
+    outcome = "the capacity was written" if data.patch else "nothing had to be changed"
+    info = ErrorInfo(error.code, f"{outcome}, but it couldn't be read back: {error.message}", error.hint)
     return Result(KIND, data, "fail", ExitCode.FAILED, errors=(info,), blocks=blocks(data))
 
 
-def _take_back(
+def _roll_back(
     host: Host, progress: Progress, at: Place, resource: str, before: str | None, data: NodeChange
 ) -> None:
     """Ctrl-C during the wait for the kubelet: the node is restored, unless a client has changed it since."""
@@ -318,9 +318,9 @@ def _take_back(
     count = None if before is None else whole(before)
 
     def plan(node: Json) -> Patch:
-        now = _seen(node, resource)[0]
-        ours = now is not None and written is not None and whole(now) == whole(str(written))
-        return capacity_patch(node, resource, count) if ours or now == written else ()
+        now = _amounts(node, resource)[0]
+        is_own = now is not None and written is not None and whole(now) == whole(str(written))
+        return capacity_patch(node, resource, count) if is_own or now == written else ()
 
     try:
         done = carry_out(host, progress, at, plan, status=True)
@@ -368,7 +368,7 @@ def _count(host: Host, count: str, resource: str, at: Place, progress: Progress)
     if resource == "amd.com/gpu":
         from gpunode.gpu.amd import read_inventory
 
-        return _some(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
+        return _at_least_one(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
     raise UsageError(f"the number of {resource} can't be determined", hint="pass the number: --count N")
 
 
@@ -381,10 +381,10 @@ def _nvidia(host: Host, progress: Progress) -> int:
         answer = probe(host)
     if answer.inventory is None:
         raise explain_failure(answer)
-    return _some(sum(1 for gpu in answer.inventory.gpus if not gpu.error and not gpu.mig_enabled))
+    return _at_least_one(sum(1 for gpu in answer.inventory.gpus if not gpu.error and not gpu.mig_enabled))
 
 
-def _some(count: int) -> int:
+def _at_least_one(count: int) -> int:
     if not count:
         raise PreconditionError("this machine has no whole GPU to advertise", hint="see gpunode gpus")
     return count
@@ -396,10 +396,10 @@ def served(host: Host, resource: str) -> str:
     from gpunode.facts.node import Node
 
     try:
-        found = Node(host).allocatable
+        allocatable = Node(host).allocatable
     except GpunodeError:
         return ""  # the node's own record of who wrote the value is read as well
-    return found.source if found is not None and resource in found.resources else ""
+    return allocatable.source if allocatable is not None and resource in allocatable.resources else ""
 
 
 def _refuse_served(node: Json, resource: str, by: str) -> None:
@@ -411,7 +411,7 @@ def _refuse_served(node: Json, resource: str, by: str) -> None:
             hint=hint,
             code="resource-served",
         )
-    value = _seen(node, resource)[0]
+    value = _amounts(node, resource)[0]
     writer = writer_of(node, resource)
     if value not in (None, "0") and writer != FIELD_MANAGER:
         wrote = f"{writer} set it" if writer else "who set it isn't recorded"
@@ -422,7 +422,7 @@ def _refuse_served(node: Json, resource: str, by: str) -> None:
         )
 
 
-def _seen(node: Json, resource: str) -> tuple[str | None, str | None]:
+def _amounts(node: Json, resource: str) -> tuple[str | None, str | None]:
     """Capacity and allocatable; quantities become numbers where possible: 1k is 1000."""
     capacity, allocatable = (strings(node, ("status", part)) for part in ("capacity", "allocatable"))
     return _number(capacity.get(resource)), _number(allocatable.get(resource))
@@ -440,7 +440,7 @@ def _await(
     end = host.monotonic() + seconds
     while True:
         node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
-        if _seen(node, resource) == (desired, desired) or host.monotonic() >= end:
+        if _amounts(node, resource) == (desired, desired) or host.monotonic() >= end:
             return node
         host.sleep(min(_INTERVAL, max(0.0, end - host.monotonic())))
 
@@ -448,20 +448,20 @@ def _await(
 def _result(
     node: Json, data: NodeChange, resource: str, desired: str | None = None, *, checked: bool = False
 ) -> Result:
-    capacity, allocatable = _seen(node, resource)
+    capacity, allocatable = _amounts(node, resource)
     data = replace(data, capacity=capacity, allocatable=allocatable)
     notes = (_NO_DEVICE, _RESTART) if data.changes and data.changes[0].after is not None else ()
-    shown: tuple[Block, ...] = blocks(data)
+    page: tuple[Block, ...] = blocks(data)
     if not checked:
-        return Result(KIND, data, messages=notes, blocks=shown)
+        return Result(KIND, data, messages=notes, blocks=page)
     line = f"{resource}: capacity {capacity or 'none'}, allocatable {allocatable or 'none'}"
     if (capacity, allocatable) == (desired, desired):
-        return Result(KIND, data, messages=notes, blocks=(*shown, Text(line, Style.GOOD)))
+        return Result(KIND, data, messages=notes, blocks=(*page, Text(line, Style.GOOD)))
     if capacity != desired:
-        why = f"{data.node} has {resource}: {capacity or 'none'} again, not {desired or 'none'}"
-        error = ErrorInfo("overwritten", why, "a device plugin serves it: gpunode plugin status")
+        message = f"{data.node} has {resource}: {capacity or 'none'} again, not {desired or 'none'}"
+        error = ErrorInfo("overwritten", message, "a device plugin serves it: gpunode plugin status")
     else:
-        why = f"{data.node} has {line}"
+        message = f"{data.node} has {line}"
         hint = "the kubelet copies it when it next looks: is it running? wait longer with --wait DURATION"
-        error = ErrorInfo("not-allocatable", why, hint)
-    return Result(KIND, data, "fail", ExitCode.FAILED, notes, (error,), (*shown, Text(line, Style.WARN)))
+        error = ErrorInfo("not-allocatable", message, hint)
+    return Result(KIND, data, "fail", ExitCode.FAILED, notes, (error,), (*page, Text(line, Style.WARN)))

@@ -55,8 +55,8 @@ class Foreign(StrEnum):
 plugin_app = command_group("Run and inspect the Kubernetes device plugin.")
 
 
-@verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda given: True)
-def plugin_serve(session: Session, **given: Any) -> Result:
+@verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda options: True)
+def plugin_serve(session: Session, **options: Any) -> Result:
     """Run the device plugin. It stays in the foreground until SIGTERM or Ctrl-C. Needs root.
 
     The flags, variables and config file of NVIDIA's device plugin are accepted. SIGHUP rereads the file.
@@ -65,7 +65,7 @@ def plugin_serve(session: Session, **given: Any) -> Result:
 
     gpunode plugin serve --config-file plugin.yaml --device-list-strategy cdi-cri
     """
-    return serve(session.host, given)
+    return serve(session.host, options)
 
 
 @verb(plugin_app, "check-config", "PluginConfig", cls=CheckConfigCommand)
@@ -75,7 +75,7 @@ def plugin_check_config(
     source: Annotated[
         Foreign | None, typer.Option("--from", help="Convert FILE from GKE's format and print it.")
     ] = None,
-    **given: Any,
+    **options: Any,
 ) -> Result:
     """Check a config file. Print each value, its origin, and the devices that would be served.
 
@@ -85,7 +85,7 @@ def plugin_check_config(
 
     gpunode plugin check-config --from gke gpu_config.json > plugin.yaml
     """
-    return check_config(session.host, given, file, source.value if source else "")
+    return check_config(session.host, options, file, source.value if source else "")
 
 
 # `gpunode plugin inject`.
@@ -133,8 +133,8 @@ _POLL_SECONDS = 0.25
 _LOOK_SECONDS = 30.0  # signals and the end of the service wake this wait
 
 
-def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Result:
-    """Serve until a signal or `stop`. `given` are options by field. Logs go to stderr, one line each.
+def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> Result:
+    """Serve until a signal or `stop`. `options` are options by field. Logs go to stderr, one line each.
 
     Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if the plugin
     can't serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
@@ -144,8 +144,8 @@ def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Re
 
     host.restrict_umask()
     hangup = Hangup()
-    with until_signal(hangup) as asked:
-        source = sources(host, given)
+    with until_signal(hangup) as signals:
+        source = sources(host, options)
         resolved = source.resolve()
         if resolved.problems:
             return refused("PluginRun", resolved.problems)
@@ -161,9 +161,9 @@ def serve(host: Host, given: Mapping[str, Any], stop: Event | None = None) -> Re
             return ConfigWatch(service, source, hangup, resolved.content)
 
         service = make_service(host, resolved.settings, log, [watch])
-        _serve(service, asked, stop)
-    if asked:  # a client that signals a whole process group may send the signal twice
-        log.info("stopped", signal=asked[0])
+        _serve(service, signals, stop)
+    if signals:  # a client that signals a whole process group may send the signal twice
+        log.info("stopped", signal=signals[0])
     return _result(resolved.settings, service)
 
 
@@ -188,14 +188,14 @@ def refused(kind: str, problems: tuple[Problem, ...], data: PluginConfig | None 
     return Result(kind, data or {}, status="error", exit_code=code, errors=errors)
 
 
-def _serve(service: PluginService, asked: ReceivedSignals, stop: Event | None) -> None:
+def _serve(service: PluginService, signals: ReceivedSignals, stop: Event | None) -> None:
     with closing(service.host.waiter()) as waiter:
         waiter.hear_signals()
-        asked.wake = service.at_end = waiter.wake
-        asked.let_go = service.backend.let_go
-        asked.look = service.wake
+        signals.wake = service.at_end = waiter.wake
+        signals.let_go = service.backend.let_go
+        signals.look = service.wake
         service.start()
-        while service.running and not asked and not (stop is not None and stop.is_set()):
+        while service.running and not signals and not (stop is not None and stop.is_set()):
             waiter.wait(_LOOK_SECONDS if stop is None else _POLL_SECONDS)
         service.stop()
         service.join()
@@ -235,14 +235,16 @@ def _result(settings: Settings, service: PluginService) -> Result:
         "PluginRun",
         PluginRun(
             settings.resource_name,
-            tuple(_served_device(device) for one in snapshots.values() for device in one.devices),
+            tuple(_served_device(device) for snapshot in snapshots.values() for device in snapshot.devices),
             tuple(
-                ServedResource(name, tuple(map(_served_device, one.devices)))
-                for name, one in snapshots.items()
+                ServedResource(name, tuple(map(_served_device, snapshot.devices)))
+                for name, snapshot in snapshots.items()
             ),
             service.registrations,
         ),
-        blocks=tuple(Text(_served(service, name, len(one.devices))) for name, one in snapshots.items()),
+        blocks=tuple(
+            Text(_served(service, name, len(snapshot.devices))) for name, snapshot in snapshots.items()
+        ),
     )
 
 
@@ -281,7 +283,7 @@ def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progre
                 progress.info(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
     finally:
         client.close()
-    blocks = tuple(Text(f"injected {_words(one)}") for one in faults)
+    blocks = tuple(Text(f"injected {_words(fault)}") for fault in faults)
     return Result("InjectedFault", InjectedFault(tuple(faults)), blocks=blocks)
 
 
@@ -307,7 +309,7 @@ _KIND = "PluginConfig"
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Advertised:
     """What this node would advertise, or why that is unknown."""
 
     plan: Plan | None = None
@@ -315,41 +317,41 @@ class _Seen:
     problem: GpunodeError | None = None
 
 
-def check_config(host: Host, given: Mapping[str, Any], file: str, foreign: str) -> Result:
+def check_config(host: Host, options: Mapping[str, Any], file: str, foreign: str) -> Result:
     """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong.
 
     `file` replaces --config-file. With `foreign` (gke) it is that plugin's, and is translated.
     """
     if foreign:
-        return _translated(host, given, file, foreign)
+        return _translated(host, options, file, foreign)
     if file:
-        if given.get("config_file") is not None:
+        if options.get("config_file") is not None:
             raise UsageError("both FILE and --config-file are given", hint="name the file once")
-        given = {**given, "config_file": file}
-    source = sources(host, given, command="plugin check-config")
+        options = {**options, "config_file": file}
+    source = sources(host, options, command="plugin check-config")
     resolved = source.resolve()
     data = _data(source.file, resolved)
     if resolved.problems:
         return replace(refused(_KIND, resolved.problems, data), messages=_messages(resolved.warnings))
     refuse_empty(source, resolved)
-    seen = _look(host, resolved.settings)
-    if seen.problem is not None:
+    advertised = _advertised(host, resolved.settings)
+    if advertised.problem is not None:
         return Result(
-            *(_KIND, data, "error", seen.problem.exit_code, _messages(resolved.warnings)),
-            errors=(resolved.refused(seen.problem).info(),),
+            *(_KIND, data, "error", advertised.problem.exit_code, _messages(resolved.warnings)),
+            errors=(resolved.refused(advertised.problem).info(),),
         )
-    warnings = (*_messages(resolved.warnings), *(seen.plan.warnings if seen.plan else ()))
+    warnings = (*_messages(resolved.warnings), *(advertised.plan.warnings if advertised.plan else ()))
     return Result(
         _KIND,
-        _planned(data, seen),
+        _planned(data, advertised),
         status="warn" if warnings else "ok",
-        messages=tuple(f"warning: {one}" for one in warnings),
-        blocks=tuple(_blocks(source.file, resolved, seen)),
+        messages=tuple(f"warning: {warning}" for warning in warnings),
+        blocks=tuple(_blocks(source.file, resolved, advertised)),
     )
 
 
-def _translated(host: Host, given: Mapping[str, Any], file: str, foreign: str) -> Result:
-    if any(value not in (None, (), []) for value in given.values()):
+def _translated(host: Host, options: Mapping[str, Any], file: str, foreign: str) -> Result:
+    if any(value not in (None, (), []) for value in options.values()):
         raise UsageError(
             "--from only translates a file: options of the plugin have no place beside it",
             hint="translate it, then check the outcome: gpunode plugin check-config FILE",
@@ -358,24 +360,24 @@ def _translated(host: Host, given: Mapping[str, Any], file: str, foreign: str) -
 
 
 def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:
-    return tuple(one.text + (f" ({one.hint})" if one.hint else "") for one in warnings)
+    return tuple(warning.text + (f" ({warning.hint})" if warning.hint else "") for warning in warnings)
 
 
 # --- the node -------------------------------------------------------------------------------------------
 
 
-def _look(host: Host, settings: Settings) -> _Seen:
+def _advertised(host: Host, settings: Settings) -> _Advertised:
     from gpunode.plugin.compose import make_backend
     from gpunode.plugin.logfmt import silent_log
 
     try:
         backend = make_backend(host, settings, silent_log())
-        inventory, why = look(host, settings, backend)
+        inventory, reason = look(host, settings, backend)
         if inventory is None:
-            return _Seen(unknown=why)
-        return _Seen(backend.plan(settings, inventory))
+            return _Advertised(unknown=reason)
+        return _Advertised(backend.plan(settings, inventory))
     except GpunodeError as error:
-        return _Seen(problem=error)
+        return _Advertised(problem=error)
 
 
 # --- output ---------------------------------------------------------------------------------------------
@@ -452,14 +454,14 @@ def _data(file: str, resolved: Resolved) -> PluginConfig:
     )
 
 
-def _planned(data: PluginConfig, seen: _Seen) -> PluginConfig:
-    if seen.plan is None:
-        return replace(data, unknown=seen.unknown)
+def _planned(data: PluginConfig, advertised: _Advertised) -> PluginConfig:
+    if advertised.plan is None:
+        return replace(data, unknown=advertised.unknown)
     resources = tuple(
         PlannedResource(resource.name, resource.sharing, tuple(map(_planned_device, resource.devices)))
-        for resource in seen.plan.resources
+        for resource in advertised.plan.resources
     )
-    return replace(data, resources=resources, left_out=seen.plan.left_out)
+    return replace(data, resources=resources, left_out=advertised.plan.left_out)
 
 
 def _planned_device(device: Device) -> PlannedDevice:
@@ -467,20 +469,20 @@ def _planned_device(device: Device) -> PlannedDevice:
     return PlannedDevice(device.id, device.unit.index, device.unit.name, device.unit.profile, problem)
 
 
-def _blocks(file: str, resolved: Resolved, seen: _Seen) -> Iterator[Block]:
+def _blocks(file: str, resolved: Resolved, advertised: _Advertised) -> Iterator[Block]:
     yield Text(f"{file or 'without a config file'}: valid", Style.GOOD)
     yield Text("")
     yield Table(("option", "value", "from"), tuple(_rows(resolved)))
     yield Text("")
-    if seen.plan is None:
-        yield Text(f"the devices that would be advertised are unknown: {seen.unknown}", Style.WARN)
+    if advertised.plan is None:
+        yield Text(f"the devices that would be advertised are unknown: {advertised.unknown}", Style.WARN)
         return
-    if not seen.plan.resources:
+    if not advertised.plan.resources:
         yield Text("nothing would be advertised", Style.WARN)
     else:
         columns = ("resource", "devices", "index", "id", "model", "shares", "")
-        yield Table(columns, tuple(_devices(seen.plan)))
-    for item in seen.plan.left_out:
+        yield Table(columns, tuple(_devices(advertised.plan)))
+    for item in advertised.plan.left_out:
         yield Text(f"left out: {item.index} {item.id}: {item.reason}", Style.WARN)
 
 
@@ -495,8 +497,8 @@ def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
         yield f"resources: {rule.kind} {rule.pattern}", rule.name, resolved.origins["rules"]
     sharing = resolved.settings.sharing
     for shared in sharing.resources if sharing else ():
-        chosen = "all" if shared.devices is None else shared.devices
-        devices = ",".join(chosen) if isinstance(chosen, tuple) else str(chosen)
+        shared_devices = "all" if shared.devices is None else shared.devices
+        devices = ",".join(shared_devices) if isinstance(shared_devices, tuple) else str(shared_devices)
         name = f" as {shared.rename}" if shared.rename else ""
         assert sharing is not None
         yield (
@@ -541,24 +543,28 @@ def translate(host: Host, source: str, file: str) -> Result:
     """Exit 1 where the file can't be understood, or has a setting that is wrong in any plugin."""
     if not file:
         raise UsageError("--from needs a file", hint=f"gpunode plugin check-config --from {source} FILE")
-    shown = "standard input" if file == "-" else file
+    file_name = "standard input" if file == "-" else file
     content = _read(host, file)
     try:
-        found, text = settled(gke_translate(documents(content)))
+        translation, text = settled(gke_translate(documents(content)))
     except WrongInput as error:
-        raise ConfigError(f"{shown}: {error.message}", hint=error.hint or _FORM) from error
-    data = PluginConfigTranslation(source, file, found.config, text, found.left)
-    if found.problems:
-        errors = tuple(ErrorInfo("config", f"{shown}: {one}") for one in found.problems)
-        return Result(KIND, data, "error", ExitCode.FAILED, _translation_messages(found.left), errors)
+        raise ConfigError(f"{file_name}: {error.message}", hint=error.hint or _FORM) from error
+    data = PluginConfigTranslation(source, file, translation.config, text, translation.left)
+    if translation.problems:
+        errors = tuple(ErrorInfo("config", f"{file_name}: {problem}") for problem in translation.problems)
+        return Result(KIND, data, "error", ExitCode.FAILED, _translation_messages(translation.left), errors)
     lines = tuple(Text(line, Style.DOCUMENT) for line in text.splitlines())
     return Result(
-        KIND, data, "warn" if found.left else "ok", messages=_translation_messages(found.left), blocks=lines
+        KIND,
+        data,
+        "warn" if translation.left else "ok",
+        messages=_translation_messages(translation.left),
+        blocks=lines,
     )
 
 
-def _translation_messages(left: tuple[Left, ...]) -> tuple[str, ...]:
-    return tuple(f"left: {one.text}" for one in left)
+def _translation_messages(left_out: tuple[Left, ...]) -> tuple[str, ...]:
+    return tuple(f"left: {item.text}" for item in left_out)
 
 
 def _read(host: Host, file: str) -> bytes:
@@ -586,8 +592,8 @@ def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | 
 
         if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
             return Inventory(""), ""
-        seen = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
-        return seen.inventory, seen.message
+        answer = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
+        return answer.inventory, answer.message
     first = _First()
     thread = Thread(target=backend.run, args=(first, first.stop), name="look", daemon=True)
     thread.start()

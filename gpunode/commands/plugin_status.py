@@ -107,7 +107,7 @@ def run(host: Host, query: Query, progress: Progress) -> Result:
     if host.live and _between_news(data):
         host.sleep(_NEWS_SECONDS)
         data = _gather(host, query, progress)
-    return Result("PluginStatus", data, "ok" if _fine(data) else "warn", blocks=blocks(data))
+    return Result("PluginStatus", data, "ok" if _is_healthy(data) else "warn", blocks=blocks(data))
 
 
 def _between_news(data: PluginStatus) -> bool:
@@ -115,20 +115,21 @@ def _between_news(data: PluginStatus) -> bool:
     compared with each other, the two would show a fault where there is none."""
     if data.plugin is None or data.plugin.state != "serving":
         return False
-    ours = {one.name for one in data.resources if one.plugin}  # our old list looks like another plugin's
+    # without these, our own old list looks like another plugin's
+    own_names = {resource.name for resource in data.resources if resource.plugin}
     return any(
-        unit.resource in ours
+        unit.resource in own_names
         and (unit.health == "not-allocatable" or (unit.health == "unhealthy" and unit.allocatable))
         for unit in data.units
     )
 
 
-def _fine(data: PluginStatus) -> bool:
+def _is_healthy(data: PluginStatus) -> bool:
     return (
         data.kubelet in ("listening", "unknown")
         and all(unit.health == "healthy" for unit in data.units)
-        and all(one.state == "listening" for one in data.sockets)
-        and all(one.registered is not False for one in data.resources)
+        and all(socket.state == "listening" for socket in data.sockets)
+        and all(resource.registered is not False for resource in data.resources)
         and not any(source.state == "failed" for source in data.sources)
         and (data.plugin is None or (data.plugin.state != "gone" and not data.plugin.config_error))
     )
@@ -143,7 +144,7 @@ class _Sources:
 
     def query(self, name: str, path: str, question: Callable[[], _Found | None]) -> _Found | None:
         try:
-            found = question()
+            answer = question()
         except GpunodeError as error:
             if error.code == "denied" or isinstance(error, Unreadable):
                 self.denied = self.denied or error
@@ -151,29 +152,29 @@ class _Sources:
             state = "absent" if absent else "failed"
             self.sources.append(Source(name, path, state, error.message, error.hint))
             return None
-        self.sources.append(Source(name, path, "absent" if found is None else "read"))
-        return found
+        self.sources.append(Source(name, path, "absent" if answer is None else "read"))
+        return answer
 
-    def skip(self, name: str, path: str, why: str) -> None:
-        self.sources.append(Source(name, path, "skipped", why))
+    def skip(self, name: str, path: str, reason: str) -> None:
+        self.sources.append(Source(name, path, "skipped", reason))
 
 
 def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
-    asked = _Sources()
+    reader = _Sources()
     own_path = status_path(query.state_dir)
-    own = asked.query("plugin", own_path, lambda: read_own_status(host, query.state_dir))
+    own = reader.query("plugin", own_path, lambda: read_own_status(host, query.state_dir))
     kubelet_socket, pod_resources = _sockets_of(query, own)
     directory = str(PurePosixPath(kubelet_socket).parent)
-    kubelet = asked.query("kubelet", kubelet_socket, lambda: host.socket_state(kubelet_socket))
-    free, holdings = _kubelets_word(host, asked, query, pod_resources, directory)
-    known = Known(own, free, holdings, None, query.every_resource)
-    report = make_report(known)
-    inventory = _inventory(host, asked, query, report.units, own, progress)
+    kubelet = reader.query("kubelet", kubelet_socket, lambda: host.socket_state(kubelet_socket))
+    free, holdings = _kubelet_answers(host, reader, query, pod_resources, directory)
+    node_facts = Known(own, free, holdings, None, query.every_resource)
+    report = make_report(node_facts)
+    inventory = _inventory(host, reader, query, report.units, own, progress)
     if inventory is not None:
-        report = make_report(replace(known, inventory=inventory))
-    names = [one.name for one in report.resources]
-    sockets = asked.query("sockets", directory, lambda: plugin_sockets(host, directory, names))
-    _refuse_blind(asked)
+        report = make_report(replace(node_facts, inventory=inventory))
+    names = [resource.name for resource in report.resources]
+    sockets = reader.query("sockets", directory, lambda: plugin_sockets(host, directory, names))
+    _refuse_blind(reader)
     return PluginStatus(
         kubelet_socket,
         _unless_recorded(host, kubelet or "unknown"),
@@ -181,8 +182,10 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
         report.resources,
         report.units,
         report.left_out,
-        tuple(one for one in sockets or () if query.every_resource or one.resource or _of_gpus(one)),
-        tuple(asked.sources),
+        tuple(
+            socket for socket in sockets or () if query.every_resource or socket.resource or _of_gpus(socket)
+        ),
+        tuple(reader.sources),
     )
 
 
@@ -191,30 +194,30 @@ def _sockets_of(query: Query, own: OwnStatus | None) -> tuple[str, str]:
     reported = own.settings if own and own.current else {}
     kubelet = query.kubelet_socket or str(reported.get("kubeletSocket") or KUBELET_SOCKET)
     usual = Settings.pod_resources_socket
-    given = usual if query.kubelet_socket else str(reported.get("podResourcesSocket") or usual)
-    return kubelet, query.pod_resources_socket or pod_resources_socket(kubelet, given)
+    reported_socket = usual if query.kubelet_socket else str(reported.get("podResourcesSocket") or usual)
+    return kubelet, query.pod_resources_socket or pod_resources_socket(kubelet, reported_socket)
 
 
-def _kubelets_word(
-    host: Host, asked: _Sources, query: Query, socket: str, directory: str
+def _kubelet_answers(
+    host: Host, reader: _Sources, query: Query, socket: str, directory: str
 ) -> tuple[Mapping[str, Sequence[str]] | None, tuple[Holding, ...]]:
     """Allocatable devices and their pods: from PodResources, or else from the kubelet's last checkpoint."""
-    holdings = asked.query("pods", socket, lambda: list_pods(host, socket, query.timeout))
+    holdings = reader.query("pods", socket, lambda: list_pods(host, socket, query.timeout))
     free: Mapping[str, Sequence[str]] | None = None
     if holdings is not None:
-        free = asked.query("allocatable", socket, lambda: allocatable(host, socket, query.timeout))
+        free = reader.query("allocatable", socket, lambda: allocatable(host, socket, query.timeout))
     if holdings is not None and free is not None:
         return free, holdings
     path = f"{directory}/{NAME}"
-    found: Checkpoint | None = asked.query("checkpoint", path, lambda: read_checkpoint(host, directory))
-    if found is None:
+    checkpoint: Checkpoint | None = reader.query("checkpoint", path, lambda: read_checkpoint(host, directory))
+    if checkpoint is None:
         return free, holdings or ()
-    return found.healthy if free is None else free, found.holdings if holdings is None else holdings
+    return checkpoint.healthy if free is None else free, checkpoint.holdings if holdings is None else holdings
 
 
 def _inventory(
     host: Host,
-    asked: _Sources,
+    reader: _Sources,
     query: Query,
     units: Sequence[UnitStatus],
     own: OwnStatus | None,
@@ -222,12 +225,12 @@ def _inventory(
 ) -> Inventory | None:
     """NVML is queried only if our plugin hasn't reported everything: it is slow, and may hang."""
     if not query.nvml:
-        asked.skip("nvml", "", "--no-nvml")
+        reader.skip("nvml", "", "--no-nvml")
     elif own is not None and own.current and all(unit.index for unit in units):
-        asked.skip("nvml", "", "our plugin knows these GPUs")
+        reader.skip("nvml", "", "our plugin knows these GPUs")
     else:
         with progress.step("querying NVML"):
-            return asked.query("nvml", "", lambda: _probed(host, query.timeout))
+            return reader.query("nvml", "", lambda: _probed(host, query.timeout))
     return None
 
 
@@ -263,13 +266,13 @@ def _unless_recorded(host: Host, state: str) -> str:
     return "unknown" if not host.live and state == "absent" else state
 
 
-def _refuse_blind(asked: _Sources) -> None:
+def _refuse_blind(reader: _Sources) -> None:
     """`PreconditionError` if nothing was read and a source was denied, because an empty table would
     mislead."""
-    if any(source.state == "read" and source.name not in ("kubelet", "nvml") for source in asked.sources):
+    if any(source.state == "read" and source.name not in ("kubelet", "nvml") for source in reader.sources):
         return
-    if asked.denied is not None:
-        raise PreconditionError(asked.denied.message, hint=asked.denied.hint)
+    if reader.denied is not None:
+        raise PreconditionError(reader.denied.message, hint=reader.denied.hint)
 
 
 # `plugin status` for people: the plugin, the resources, the GPUs, and what is wrong with them.
@@ -294,17 +297,17 @@ _DEAD = "no process listens on it; the kubelet removes it at its next start"
 
 
 def blocks(data: PluginStatus) -> tuple[Block, ...]:
-    found: list[Block] = [*_heads(data)]
+    page: list[Block] = [*_heads(data)]
     if data.resources:
-        found.append(Table(_RESOURCES, tuple(_resource(data, one) for one in data.resources)))
+        page.append(Table(_RESOURCES, tuple(_resource(data, resource) for resource in data.resources)))
     if data.units:
-        found += _units(data.units)
-    found += _wrong(data)
+        page += _units(data.units)
+    page += _faults(data)
     if not data.resources and not data.units:
-        found.append(Text("no GPU resource is registered with the kubelet", Style.WARN))
+        page.append(Text("no GPU resource is registered with the kubelet", Style.WARN))
         if data.kubelet == "listening" and (data.plugin is None or data.plugin.state in ("ended", "gone")):
-            found.append(Text("  gpunode plugin serve", Style.COMMAND))
-    return tuple(found)
+            page.append(Text("  gpunode plugin serve", Style.COMMAND))
+    return tuple(page)
 
 
 def _heads(data: PluginStatus) -> Iterator[Text]:
@@ -320,27 +323,33 @@ def _heads(data: PluginStatus) -> Iterator[Text]:
 
 
 def _plugin(own: OwnPlugin) -> Text:
-    who = f"gpunode {own.version}, pid {own.pid}"
+    program = f"gpunode {own.version}, pid {own.pid}"
     if own.state == "ended":
-        return Text(f"plugin: {who} ended at {own.stopped}", Style.WARN)
+        return Text(f"plugin: {program} ended at {own.stopped}", Style.WARN)
     if own.state == "gone":
-        return Text(f"plugin: {who} exited without a final status; the last one was: {own.status}", Style.BAD)
+        return Text(
+            f"plugin: {program} exited without a final status; the last one was: {own.status}", Style.BAD
+        )
     since = f", since {own.started}" if own.started else ""
     style = Style.PLAIN if own.ready else Style.WARN
     state = "" if own.state == "serving" else f" ({own.state})"
-    return Text(f"plugin: {who}{since}{state}: {own.status}", style)
+    return Text(f"plugin: {program}{since}{state}: {own.status}", style)
 
 
-def _resource(data: PluginStatus, one: ResourceStatus) -> tuple[Cell | str, ...]:
-    name = one.name if one.sharing == "none" else f"{one.name} ({one.sharing})"
-    short = one.allocatable is not None and one.capacity is not None and one.allocatable < one.capacity
-    bad = one.registered is False or short
+def _resource(data: PluginStatus, resource: ResourceStatus) -> tuple[Cell | str, ...]:
+    name = resource.name if resource.sharing == "none" else f"{resource.name} ({resource.sharing})"
+    short = (
+        resource.allocatable is not None
+        and resource.capacity is not None
+        and resource.allocatable < resource.capacity
+    )
+    bad = resource.registered is False or short
     return (
         name,
-        _count(one.capacity),
-        Cell(_count(one.allocatable), Style.BAD if bad else Style.PLAIN),
-        str(one.held),
-        _server(data, one),
+        _count(resource.capacity),
+        Cell(_count(resource.allocatable), Style.BAD if bad else Style.PLAIN),
+        str(resource.held),
+        _server(data, resource),
     )
 
 
@@ -348,34 +357,36 @@ def _count(number: int | None) -> str:
     return "?" if number is None else str(number)
 
 
-def _server(data: PluginStatus, one: ResourceStatus) -> Cell:
+def _server(data: PluginStatus, resource: ResourceStatus) -> Cell:
     """The process that listens on the resource's socket."""
     own = data.plugin.pid if data.plugin is not None else 0
-    socket = next((item for item in data.sockets if item.resource == one.name and item.pid != own), None)
-    if one.registered is False:
-        known = one.status.startswith(("registered", "not registered"))
-        return Cell(one.status if known else f"not registered: {one.status}".rstrip(": "), Style.BAD)
-    if one.plugin == "gpunode":
+    socket = next((item for item in data.sockets if item.resource == resource.name and item.pid != own), None)
+    if resource.registered is False:
+        is_complete = resource.status.startswith(("registered", "not registered"))
+        return Cell(
+            resource.status if is_complete else f"not registered: {resource.status}".rstrip(": "), Style.BAD
+        )
+    if resource.plugin == "gpunode":
         return Cell("gpunode")
     if socket is None:
         return Cell("another plugin", Style.DIM)
-    who = f"{socket.program}, pid {socket.pid}" if socket.program else PurePosixPath(socket.path).name
-    return Cell(who if socket.state == "listening" else f"{who} ({socket.state})")
+    listener = f"{socket.program}, pid {socket.pid}" if socket.program else PurePosixPath(socket.path).name
+    return Cell(listener if socket.state == "listening" else f"{listener} ({socket.state})")
 
 
 def _units(units: tuple[UnitStatus, ...]) -> Iterator[Block]:
     """What all GPUs share is printed once, because rows of eighty columns have no room for it."""
     models = {unit.model or "?" for unit in units}
     resources = {unit.resource or "-" for unit in units}
-    gone = {
+    omitted = {
         *((_MODEL,) if len(models) == 1 and not any(unit.profile for unit in units) else ()),
         *((_RESOURCE,) if len(resources) == 1 else ()),
     }
-    if _MODEL in gone:
+    if _MODEL in omitted:
         yield Text(f"model: {models.pop()}")
-    kept = [number for number in range(len(_UNITS)) if number not in gone]
-    rows = tuple(tuple(row[number] for number in kept) for row in _rows(units))
-    yield Table(tuple(_UNITS[number] for number in kept), rows)
+    columns = [number for number in range(len(_UNITS)) if number not in omitted]
+    rows = tuple(tuple(row[number] for number in columns) for row in _rows(units))
+    yield Table(tuple(_UNITS[number] for number in columns), rows)
 
 
 def _rows(units: tuple[UnitStatus, ...]) -> Iterator[tuple[Cell | str, ...]]:
@@ -398,8 +409,8 @@ def _rows(units: tuple[UnitStatus, ...]) -> Iterator[tuple[Cell | str, ...]]:
 
 def _short(device: str) -> str:
     """The first group of a UUID, which distinguishes the GPUs of a node; empty for other ids."""
-    found = _UUID.fullmatch(device)
-    return found[1] if found else ""
+    match = _UUID.fullmatch(device)
+    return match[1] if match else ""
 
 
 def _health(unit: UnitStatus) -> str:
@@ -417,7 +428,7 @@ def _held(unit: UnitStatus) -> str:
     return f"{unit.held} of {unit.devices} shares" + "".join(f", {name}" for name in names)
 
 
-def _wrong(data: PluginStatus) -> Iterator[Block]:
+def _faults(data: PluginStatus) -> Iterator[Block]:
     pid = data.plugin.pid if data.plugin is not None and data.plugin.state == "serving" else 0
     for (problem, health), units in troubles(data.units).items():
         since = f", since {problem.since}" if problem.since else ""
@@ -426,14 +437,14 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
         gpus = dict.fromkeys(unit.index.partition(":")[0] for unit in units)
         if fix := how_to_fix(problem.mend, units[0].gpu, ",".join(gpus), pid):
             yield Text(f"  {fix}", Style.COMMAND)
-    known = {(unit.id, unit.index) for unit in data.units if unit.problem}
+    reported = {(unit.id, unit.index) for unit in data.units if unit.problem}
     for item in data.left_out:
-        if not any(item.id == unit_id or item.index == index for unit_id, index in known):
+        if not any(item.id == unit_id or item.index == index for unit_id, index in reported):
             yield Text(f"GPU {item.index or item.id} is not advertised: {item.reason}", Style.DIM)
-    for one in data.resources:
-        if one.plugin == "other" and one.status:
-            yield Text(f"{one.name}: gpunode is {one.status}", Style.BAD)
-    yield from (_socket(one) for one in data.sockets if one.state != "listening")
+    for resource in data.resources:
+        if resource.plugin == "other" and resource.status:
+            yield Text(f"{resource.name}: gpunode is {resource.status}", Style.BAD)
+    yield from (_socket(socket) for socket in data.sockets if socket.state != "listening")
     for source in data.sources:
         if source.state == "failed":
             yield Text(f"{source.name}: {source.problem}", Style.WARN)
@@ -443,17 +454,17 @@ def _wrong(data: PluginStatus) -> Iterator[Block]:
 
 def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[Trouble, str], list[UnitStatus]]:
     """Faults with the GPUs that have them: a cause that all of them share is reported once."""
-    found: dict[tuple[Trouble, str], list[UnitStatus]] = {}
-    named = set()
+    groups: dict[tuple[Trouble, str], list[UnitStatus]] = {}
+    reported = set()
     for unit in units:
-        if unit.problem and (unit.index or unit.id, unit.problem.code) not in named:
-            named.add((unit.index or unit.id, unit.problem.code))
-            found.setdefault((unit.problem, unit.health), []).append(unit)
-    return found
+        if unit.problem and (unit.index or unit.id, unit.problem.code) not in reported:
+            reported.add((unit.index or unit.id, unit.problem.code))
+            groups.setdefault((unit.problem, unit.health), []).append(unit)
+    return groups
 
 
-def _socket(one: PluginSocket) -> Text:
-    return Text(f"{one.path}: {_DEAD if one.state == 'refused' else one.state}", Style.WARN)
+def _socket(socket: PluginSocket) -> Text:
+    return Text(f"{socket.path}: {_DEAD if socket.state == 'refused' else socket.state}", Style.WARN)
 
 
 # `gpunode plugin status`.

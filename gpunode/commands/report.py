@@ -64,10 +64,10 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     if unknown:
         raise UsageError(f"unknown --redact {unknown[0]!r}", hint=f"known: {', '.join(KINDS)}, all")
     _refuse_unwritable(host, path)
-    hidden = KINDS if "all" in redact else tuple(one for one in KINDS if one in redact)
+    hidden = KINDS if "all" in redact else tuple(kind for kind in KINDS if kind in redact)
     recorder = RecordingHost(host.root, host.environ, host.trace)
     with progress.step("what the doctor finds"):
-        found = doctor.run(recorder, progress)
+        diagnosis = doctor.run(recorder, progress)
     if host.live:
         _keep_layouts(recorder, progress)
     with progress.step("what the daemons logged"):
@@ -75,11 +75,11 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     if not host.live:
         recorder.kept.recording.update(host.recording)
     redaction = _redaction(recorder, hidden)
-    envelope = redaction.value(found.envelope())
+    envelope = redaction.value(diagnosis.envelope())
     name, now = _name(envelope, host), host.now()
     path = str(Path(path or f"{name}.tar.gz").absolute())
     inside = files_of(recorder.kept, redaction)
-    left_out = {redaction.path(where): why for where, why in recorder.kept.left_out.items()}
+    left_out = {redaction.path(where): reason for where, reason in recorder.kept.left_out.items()}
     about = {"format": FORMAT, "gpunode": __version__, "at": round(now, 3), "redacted": ["secrets", *hidden]}
     about["leftOut"], about["noLog"] = left_out, silent
     beside = described(links_of(recorder.kept, redaction), about, envelope)
@@ -98,7 +98,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
         tuple(sorted(logs)),
         ("secrets", *hidden),
         left_out,
-        DoctorSummary(found.status, found.data.first, found.data.counts),
+        DoctorSummary(diagnosis.status, diagnosis.data.first, diagnosis.data.counts),
     )
     return Result("SupportBundle", bundle, blocks=tuple(_blocks(bundle)))
 
@@ -108,12 +108,12 @@ def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
     from gpunode.gpu.probe import probe
     from gpunode.mig.session import MigError, read_layouts
 
-    heard = recorder.kept.recording.get("nvml", {})
-    if not heard:  # the doctor had no reason to query the GPUs at all
-        seen = probe(recorder).inventory
-        capable = seen is not None and any(gpu.mig_capable for gpu in seen.gpus)
+    recorded = recorder.kept.recording.get("nvml", {})
+    if not recorded:  # the doctor had no reason to query the GPUs at all
+        inventory = probe(recorder).inventory
+        capable = inventory is not None and any(gpu.mig_capable for gpu in inventory.gpus)
     else:
-        capable = any(gpu["migCapable"] for gpu in heard.get("inventory", {}).get("gpus", ()))
+        capable = any(gpu["migCapable"] for gpu in recorded.get("inventory", {}).get("gpus", ()))
     if not capable:
         return
     try:
@@ -167,7 +167,7 @@ def _blocks(data: SupportBundle) -> list[Block]:
         Text(f"the doctor found {bad}; logs of {', '.join(data.logs) or 'no daemon'}"),
         Text(f"taken out: {', '.join(data.redacted)}", Style.DIM),
     ]
-    lines += [Text(f"left out: {path}: {why}", Style.DIM) for path, why in data.left_out.items()]
+    lines += [Text(f"left out: {path}: {reason}", Style.DIM) for path, reason in data.left_out.items()]
     if "hostnames" not in data.redacted:
         lines.append(Text("without host names and UUIDs: gpunode report --redact all", Style.DIM))
     return [*lines, Text(f"look at it anywhere: gpunode doctor --root {data.path}", Style.DIM)]
@@ -205,5 +205,5 @@ def report(
 
     gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """
-    words = tuple(one.strip() for given in redact or () for one in given.split(","))
+    words = tuple(word.strip() for value in redact or () for word in value.split(","))
     return run(session.host, session.progress, output_file, words)

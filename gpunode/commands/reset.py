@@ -136,7 +136,7 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
     if request.dry_run:
         walked = walk(host, _steps(host, request, progress), show, dry_run=True, describe=_interruption)
         return _result(host, walked, killed, dry_run=True)
-    foreseen = _foresee(_steps(host, request, progress))
+    foreseen = _expected_reports(_steps(host, request, progress))
     if not killed and not any(report.state == "planned" for report in foreseen):
         return _result(host, Walked(foreseen), (), dry_run=False)
     show(*_plan(foreseen, killed))
@@ -163,7 +163,7 @@ def _interruption(command: str, reports: Sequence[StepReport]) -> ErrorInfo:
     return ErrorInfo("interrupted", f"{during}; undone before it: {done}", hint)
 
 
-def _foresee(steps: Iterator[Step]) -> tuple[StepReport, ...]:
+def _expected_reports(steps: Iterator[Step]) -> tuple[StepReport, ...]:
     """The steps to run, with reasons. A step that can't read the node's state is run too."""
     reports = []
     for step in steps:
@@ -292,7 +292,7 @@ def _entries(journal: Journal, part: Part) -> tuple[Entry, ...]:
     )
 
 
-def _show(entry: str) -> str:
+def _journal_command(entry: str) -> str:
     return f"gpunode journal show {entry}"
 
 
@@ -333,7 +333,7 @@ def _files_step(host: Host, progress: Progress, part: Part) -> Step:
     with suppress(GpunodeError):  # the step itself reports the error
         plan = planned()
         if plan.foreign and not plan.changed and not plan.stop:
-            command = " && ".join(map(_show, dict.fromkeys(plan.foreign.values())))
+            command = " && ".join(map(_journal_command, dict.fromkeys(plan.foreign.values())))
     return Step(
         part.name,
         command,
@@ -398,9 +398,9 @@ def _files_result(plan: Planned, journal: str, notes: tuple[str, ...], *, dry_ru
     return Result("FilesReset", data, messages=notes, blocks=tuple(blocks))
 
 
-def _removal(host: Host, path: str, ours: Callable[[bytes], bool]) -> Iterator[FileEdit]:
+def _removal(host: Host, path: str, is_own: Callable[[bytes], bool]) -> Iterator[FileEdit]:
     content = host.read_bytes(path)
-    if content is not None and ours(content):
+    if content is not None and is_own(content):
         yield FileEdit(path, content, None)
 
 
@@ -488,9 +488,9 @@ def _runtime_step(
 
 def _removal_command(host: Host, engine: str, config: str, name: str) -> str:
     default = find.FINDERS[engine](host, None) if engine in find.FINDERS else None
-    named = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
+    name_option = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
     file = "" if default is None or default.config_path == config else f" --config {shlex.quote(config)}"
-    return f"gpunode unconfigure-runtime --runtime {engine}{named}{file}"
+    return f"gpunode unconfigure-runtime --runtime {engine}{name_option}{file}"
 
 
 def _finish(host: Host, key: tuple[str, str]) -> None:
@@ -526,14 +526,18 @@ def _cluster_steps(host: Host, progress: Progress, request: ResetRequest) -> Ite
     def place() -> node_object.Place | State:
         return _place(host, progress, request)
 
-    def step(name: str, seen: Callable[[Json], str], run: Callable[[node_object.Place], Result]) -> Step:
+    def step(name: str, describe: Callable[[Json], str], run: Callable[[node_object.Place], Result]) -> Step:
         def look() -> State:
             at = place()
             if isinstance(at, State):
                 return at
             node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
-            what = seen(node)
-            return State(f"node {at.node}: {what}") if what else State("none of gpunode's", right=True)
+            description = describe(node)
+            return (
+                State(f"node {at.node}: {description}")
+                if description
+                else State("none of gpunode's", right=True)
+            )
 
         def act() -> Result:
             at = place()
@@ -561,25 +565,27 @@ def _access_command(host: Host) -> str:
 
 def _place(host: Host, progress: Progress, request: ResetRequest) -> node_object.Place | State:
     """The Node in its cluster, or why it wasn't queried."""
-    named = request.access != Access() or bool(request.node)
-    if not named and not _joined(host):
+    requested = request.access != Access() or bool(request.node)
+    if not requested and not _joined(host):
         return State("this machine is not a node of a cluster", right=True)
     if not host.live:
         return State("no API server is queried under --root", left=True)
     try:
         at = node_object.place(host, node_object.Target(request.access, request.node, request.dry_run))
     except (NoAccess, ExtraMissing) as error:
-        if named:
+        if requested:
             raise
         return State(f"not looked at: {error.message}", left=True)
     try:
         node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
     except NotFound:
-        return State(f"{at.cluster.server} has no Node {at.node}", right=not named, left=named)
+        return State(f"{at.cluster.server} has no Node {at.node}", right=not requested, left=requested)
     # the default kubeconfig may be another cluster's, with a node of the same name
     if at.source == "this machine's name" and not cluster_access.is_this_machine(host, node):
-        why = f"Node {at.node} at {at.cluster.server} has another machine-id; if it is this one, add --node"
-        return State(why, left=True)
+        reason = (
+            f"Node {at.node} at {at.cluster.server} has another machine-id; if it is this one, add --node"
+        )
+        return State(reason, left=True)
     return at
 
 
@@ -607,8 +613,8 @@ def _remove_resources(host: Host, progress: Progress, at: node_object.Place) -> 
         return [step for name in _advertised(node) for step in capacity_patch(node, name, None)]
 
     done = node_object.carry_out(host, progress, at, plan, status=True)
-    gone = _advertised(done.before).items()
-    changes = [node_object.KeyChange(name, count, None) for name, count in gone]
+    removed = _advertised(done.before).items()
+    changes = [node_object.KeyChange(name, count, None) for name, count in removed]
     data = node_object.node_change(at, done, changes, "", status=True)
     return Result(node_object.KIND, data, blocks=node_object.blocks(data))
 
@@ -621,10 +627,10 @@ def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> Ste
         entries = Journal.of(host).entries()
         if not any(entry.manifest.get("operation") == toolkit.OPERATION for entry in entries):
             return State("gpunode did not install it", right=True)
-        brought = toolkit.brought_by(host, entries)
+        installed = toolkit.own_installation(host, entries)
         here = find_manager(host).installed(PACKAGES)
-        what = [name for name in brought.packages if here[name].installed] + list(brought.files)
-        return State(", ".join(what)) if what else State("gpunode's is not installed", right=True)
+        items = [name for name in installed.packages if here[name].installed] + list(installed.files)
+        return State(", ".join(items)) if items else State("gpunode's is not installed", right=True)
 
     return Step(
         "toolkit",
@@ -642,8 +648,8 @@ def _driver_steps(host: Host) -> Iterator[Step]:
         packages = entry.manifest.get("packages")
         installed = entry.manifest.get("operation") == "driver-install" and entry.state == "committed"
         if installed and isinstance(packages, dict):
-            new = [name for name, version in packages.items() if not version]
-            yield from _driver_step(host, entry.id, new)
+            new_packages = [name for name, version in packages.items() if not version]
+            yield from _driver_step(host, entry.id, new_packages)
 
 
 def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[Step]:
@@ -663,28 +669,28 @@ def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[St
 
 
 def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool) -> Result:
-    left = tuple(
+    leftovers = tuple(
         Left(step.name, step.why, step.command)
         for step in walked.steps
         if step.state in ("left", "failed", "interrupted", "waiting")
     )
-    left += tuple(
-        Left(step.name, f"changed by another program since: {path}", _show(entry))
+    leftovers += tuple(
+        Left(step.name, f"changed by another program since: {path}", _journal_command(entry))
         for step in walked.steps
         if isinstance(step.result, FilesReset)
         for path, entry in step.result.left.items()
     )
     directory = Journal.of(host).directory
-    data = Reset(walked.steps, left, directory, dry_run)
+    data = Reset(walked.steps, leftovers, directory, dry_run)
     done = [step for step in walked.steps if step.state not in ("right", "left")]
     blocks: list[Block] = []
     if not done:
         blocks.append(Text("nothing to reset", Style.GOOD))
     else:
         blocks.append(overview(done))
-        kept = "nothing was changed" if dry_run else f"every change is in the journal: {directory}"
-        blocks.append(Text(kept, Style.DIM))
-    for item in left:
+        summary = "nothing was changed" if dry_run else f"every change is in the journal: {directory}"
+        blocks.append(Text(summary, Style.DIM))
+    for item in leftovers:
         blocks.append(Text(f"left: {item.name}: {item.why}", Style.WARN))
         blocks.append(Text(f"  {item.command}", Style.COMMAND))
     failed = [step for step in walked.steps if step.state in ("failed", "interrupted")]
@@ -693,7 +699,7 @@ def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool
         for report, result in zip(failed, walked.failures, strict=True)
         for error in result.errors or (ErrorInfo("step-failed", report.why, report.command),)
     )
-    code, status = ExitCode.OK, "warn" if left else "ok"
+    code, status = ExitCode.OK, "warn" if leftovers else "ok"
     if walked.failure is not None:
         interrupted = any(step.state == "interrupted" for step in walked.steps)
         status, code = "fail", ExitCode.INTERRUPTED if interrupted else ExitCode.FAILED

@@ -119,10 +119,10 @@ def run(kind: str = "") -> Result:
     """The schema of one kind or of `ALL`, or a list of all kinds. `UsageError` for an unknown one."""
     if not kind:
         kinds = tuple(ListedKind(name, command) for name, (command, _) in KINDS.items())
-        rows = tuple((Cell(one.kind, Style.COMMAND), one.command) for one in kinds)
+        rows = tuple((Cell(listed_kind.kind, Style.COMMAND), listed_kind.command) for listed_kind in kinds)
         return Result("SchemaList", SchemaList(kinds), blocks=(Table(("KIND", "PRINTED BY"), rows),))
     if kind not in (*KINDS, ALL):
-        near = [one for one in KINDS if one.lower() == kind.lower()]
+        near = [name for name in KINDS if name.lower() == kind.lower()]
         hint = f"did you mean {near[0]}?" if near else "list all kinds: gpunode schema"
         raise UsageError(f"unknown kind {kind!r}", hint=hint)
     schema = schema_of(KINDS if kind == ALL else [kind])

@@ -128,9 +128,9 @@ def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     """For the root callback: the same options before the command's name become the command's defaults."""
 
     @functools.wraps(function)
-    def call(context: typer.Context, **given: Any) -> Any:
-        context.obj = {name: given.pop(name) for name in _GLOBALS}
-        return function(**given)
+    def call(context: typer.Context, **options: Any) -> Any:
+        context.obj = {name: options.pop(name) for name in _GLOBALS}
+        return function(**options)
 
     own = inspect.signature(function).parameters.values()
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -145,7 +145,7 @@ def verb(
     *,
     own_output: bool = False,
     cls: Any = None,
-    service: Callable[[dict[str, Any]], bool] = lambda given: False,
+    service: Callable[[dict[str, Any]], bool] = lambda options: False,
 ) -> Callable[[Command], Command]:
     """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`.
 
@@ -159,15 +159,15 @@ def verb(
     def register(function: Command) -> Command:
         function.__annotations__.pop("return", None)  # a name that is only defined for type checkers
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        own = [one for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        own = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
 
         @functools.wraps(function)
-        def call(context: typer.Context, **given: Any) -> None:
-            local = {option: given.pop(option) for option in _GLOBALS}
+        def call(context: typer.Context, **options: Any) -> None:
+            local = {option: options.pop(option) for option in _GLOBALS}
             outer = context.find_root().obj or {}
-            chosen = {option: local[option] or outer.get(option) for option in _GLOBALS}
-            chosen["output"] = Output(chosen["output"]) if chosen["output"] else None
-            chosen["variables"] = _variables(context)
+            global_options = {option: local[option] or outer.get(option) for option in _GLOBALS}
+            global_options["output"] = Output(global_options["output"]) if global_options["output"] else None
+            global_options["variables"] = _variables(context)
 
             def checked(session: Session) -> Result:
                 names = {name for name in os.environ if name.startswith("GPUNODE_")} - NO_OPTION
@@ -175,9 +175,9 @@ def verb(
                     from gpunode.commands.variables import check_environment
 
                     check_environment(context, {name: os.environ[name] for name in names})
-                return function(session, **given)
+                return function(session, **options)
 
-            raise SystemExit(run_command(kind, chosen, checked, service(given)))
+            raise SystemExit(run_command(kind, global_options, checked, service(options)))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         _sign(call, [context, *own, *globals_])
@@ -189,9 +189,9 @@ def verb(
 
 def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:
     """Options that a variable sets, by variable: the option's flags and the value."""
-    options = [one for one in context.command.params if one.name]
-    named = {variable: one for one in options if (variable := _variable(context, one))}
-    return {name: (*one.opts, *_values(one, os.environ[name])) for name, one in named.items()}
+    options = [option for option in context.command.params if option.name]
+    by_variable = {variable: option for option in options if (variable := _variable(context, option))}
+    return {name: (*option.opts, *_values(option, os.environ[name])) for name, option in by_variable.items()}
 
 
 def _values(option: Any, text: str) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ class Form:
 
 
 def run_command(
-    kind: str, chosen: dict[str, Any], command: Callable[[Session], Result], service: bool = False
+    kind: str, global_options: dict[str, Any], command: Callable[[Session], Result], service: bool = False
 ) -> int:
     """Run one command; every outcome becomes a rendered result and an exit code.
 
@@ -244,34 +244,34 @@ def run_command(
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _interrupt)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-        return _run(kind, chosen, command)
+        return _run(kind, global_options, command)
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDING, *HELD))
     for number in (*_ENDING, *HELD):
         signal.signal(number, lambda *_: None)  # SIG_IGN would drop pending signals
-    code = _run(kind, chosen, command)
+    code = _run(kind, global_options, command)
     for number in (*_ENDING, *HELD):
         signal.signal(number, signal.SIG_IGN)  # at exit Python restores the default of its own handlers
     return code
 
 
-def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]) -> int:
+def _run(kind: str, global_options: dict[str, Any], command: Callable[[Session], Result]) -> int:
     from gpunode.errors import GpunodeError, UsageError
     from gpunode.output.render import render_error
     from gpunode.output.result import ExitCode
 
     form = Form(
         kind,
-        chosen["output"] or Output.TABLE,
-        chosen["color"] or Color.AUTO,
-        bool(chosen["debug"]),
-        bool(chosen.get("quiet")),
-        chosen.get("variables", {}),
+        global_options["output"] or Output.TABLE,
+        global_options["color"] or Color.AUTO,
+        bool(global_options["debug"]),
+        bool(global_options.get("quiet")),
+        global_options.get("variables", {}),
     )
     try:
         _refuse(kind, form.output)
-        if form.quiet and chosen["verbose"]:
+        if form.quiet and global_options["verbose"]:
             raise UsageError("--quiet and --verbose exclude each other", hint="give one of them")
-        with _session(kind, chosen) as session:
+        with _session(kind, global_options) as session:
             result = command(session)
         if result.file:
             _write(result, form)
@@ -282,12 +282,12 @@ def _run(kind: str, chosen: dict[str, Any], command: Callable[[Session], Result]
         return _report(form, stopped)
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is reported as one
         if isinstance(error, FileNotFoundError) and _directory_deleted():
-            gone = GpunodeError(
+            missing = GpunodeError(
                 "the current directory was deleted",
                 hint="change to a directory that exists: cd /",
                 code="no-cwd",
             )
-            return _report(form, gone)
+            return _report(form, missing)
         bug = GpunodeError(
             f"{type(error).__name__}: {error}",
             code="internal",
@@ -334,15 +334,15 @@ def _write(result: Result, form: Form) -> None:
 
 
 @contextmanager
-def _session(kind: str, chosen: dict[str, Any]) -> Iterator[Session]:
+def _session(kind: str, global_options: dict[str, Any]) -> Iterator[Session]:
     from gpunode.host import Host
     from gpunode.output.render import StderrProgress
 
-    progress = StderrProgress(int(chosen["verbose"] or 0), bool(chosen.get("quiet")))
-    with _root(kind, (chosen["root"] or Path("/")).absolute().resolve()) as root:
+    progress = StderrProgress(int(global_options["verbose"] or 0), bool(global_options.get("quiet")))
+    with _root(kind, (global_options["root"] or Path("/")).absolute().resolve()) as root:
         host = Host(root, dict(os.environ), progress.trace)
         _ = host.recording  # a malformed recording is one error now, not one in every check
-        yield Session(host, progress, kind, chosen)
+        yield Session(host, progress, kind, global_options)
 
 
 @contextmanager
@@ -351,7 +351,7 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
     from gpunode.errors import UsageError
 
     try:
-        found, packed = root.is_dir(), root.is_file()
+        is_directory, packed = root.is_dir(), root.is_file()
     except PermissionError as error:
         raise UsageError(
             f"--root {root} can't be read by this user", hint="run as root, with sudo"
@@ -367,7 +367,7 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
         with unpacked(root) as machine:
             yield machine
         return
-    if not found:
+    if not is_directory:
         raise UsageError(
             f"--root {root} is not a directory",
             hint="give the directory that holds etc, sys and proc, or a bundle of gpunode report",
@@ -530,7 +530,7 @@ def _usage(error: Any, argv: Sequence[str], path: str) -> int:
     for pattern, text in _PLAINER:
         message = re.sub(pattern, text, message)
     message, hint = _with_nearest(error, message, f"see {path} --help")
-    hint = _meant(context, argv, path, message) or hint
+    hint = _special_hint(context, argv, path, message) or hint
     say(f"error: {message if message[:2].isupper() else message[:1].lower() + message[1:]}")
     say(f"hint: {hint}")
     output = _asked_output(argv)
@@ -545,33 +545,33 @@ def _with_nearest(error: Any, message: str, hint: str) -> tuple[str, str]:
     from difflib import get_close_matches
 
     offered = getattr(error, "possibilities", None) or ()
-    possible = {one.lstrip("-"): one for one in offered if one != "--help"}
+    possible = {name.lstrip("-"): name for name in offered if name != "--help"}
     wrong = error.option_name.lstrip("-") if possible else ""
     near = possible.get(next(iter(get_close_matches(wrong, possible, 1, 0.7)), ""), "")
     message = message.partition(" (Possible option")[0]
     if choice := re.search(r": '([^']+)' is not one of (.+)", message):
-        known = choice[2].split(", ")
-        near = next(iter(get_close_matches(choice[1].lower(), known, 1)), "")
-        if "," in choice[1] and set(choice[1].split(",")) <= set(known):
+        choices = choice[2].split(", ")
+        near = next(iter(get_close_matches(choice[1].lower(), choices, 1)), "")
+        if "," in choice[1] and set(choice[1].split(",")) <= set(choices):
             return message, f"give the option several times: {choice[1].replace(',', ', then ')}"
     if command := re.search(r"\. Did you mean '([^']+)'.*", message):
         near, message = command[1], message[: command.start()]
     return message, f"did you mean {near}? {hint[:1].upper()}{hint[1:]}" if near else hint
 
 
-def _meant(context: Any, argv: Sequence[str], path: str, message: str) -> str:
+def _special_hint(context: Any, argv: Sequence[str], path: str, message: str) -> str:
     """A hint for a word that is no spelling mistake: another program's word, a pasted dash, a value without
     its option. Empty if the line has none."""
-    if pasted := next((one for one in argv if one.startswith(tuple(DASHES))), ""):
+    if pasted := next((argument for argument in argv if argument.startswith(tuple(DASHES))), ""):
         name = pasted.lstrip(f"{DASHES}-")
         return f"{pasted[0]!r} is not '-': type {'-' if len(name) == 1 else '--'}{name}"
-    found = re.match(r"(?:No such command '|No such option: |unexpected argument: )([^\s']+)", message)
-    word = found[1] if found else ""
-    asked = " ".join((*path.split()[1:], word))
-    if asked == "gpunode":
+    match = re.match(r"(?:No such command '|No such option: |unexpected argument: )([^\s']+)", message)
+    word = match[1] if match else ""
+    command = " ".join((*path.split()[1:], word))
+    if command == "gpunode":
         rest = [*argv[: argv.index(word)], *argv[argv.index(word) + 1 :]] if word in argv else []
         return f"leave out the second gpunode: {shlex.join(('gpunode', *rest))}"
-    if hint := _OTHER_WORDS.get(asked):
+    if hint := _OTHER_WORDS.get(command):
         return hint
     if word.startswith("-") and "--" in argv:
         return "after -- no word is an option: leave out --"
@@ -587,9 +587,9 @@ def _option_of(context: Any, word: str) -> str:
     if default := getattr(command, "default", ""):
         command = command.get_command(context, default)
     for option in command.get_params(context):
-        named = option.param_type_name == "option" and not option.hidden and word not in ("true", "false")
-        offered = option.shell_complete(context, word) if named else ()
-        if any((one.value, one.type) == (word, "plain") for one in offered):
+        eligible = option.param_type_name == "option" and not option.hidden and word not in ("true", "false")
+        offered = option.shell_complete(context, word) if eligible else ()
+        if any((item.value, item.type) == (word, "plain") for item in offered):
             return flag_of(option)
     return ""
 
@@ -602,8 +602,8 @@ def _asked_output(argv: Sequence[str]) -> Output:
             words += argv[position + 1 : position + 2]
         elif word.startswith(("-o", "--output=")):
             words.append(word.removeprefix("--output=").removeprefix("-o"))
-    known = [word for word in words if word in list(Output)]
-    return Output(known[-1]) if known else Output.TABLE
+    formats = [word for word in words if word in list(Output)]
+    return Output(formats[-1]) if formats else Output.TABLE
 
 
 class ReceivedSignals(list[str]):
@@ -619,28 +619,28 @@ class ReceivedSignals(list[str]):
 @contextmanager
 def until_signal(hangup: Hangup) -> Iterator[ReceivedSignals]:
     """Collect SIGHUP and the signals that end the process instead of ending; only in the main thread."""
-    asked = ReceivedSignals()
+    signals = ReceivedSignals()
     if current_thread() is not main_thread():
-        yield asked
+        yield signals
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        asked.append(signal.Signals(number).name)
-        asked.wake()
+        signals.append(signal.Signals(number).name)
+        signals.wake()
 
     def let_go(number: int, frame: FrameType | None) -> None:
-        asked.let_go()
+        signals.let_go()
 
     def look_again(number: int, frame: FrameType | None) -> None:
         hangup.asked = True
-        asked.look()
+        signals.look()
 
     before = {number: signal.signal(number, end) for number in _ENDING}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # deliver the signals that arrived before
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -167,9 +167,9 @@ def setup(
         configures=True,
     )
     if not kubernetes:
-        given = {"plugin": plugin is not PluginWay.SYSTEMD, "image": image, "test-image": test_image}
-        given |= {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
-        _refuse_without_kubernetes({**given, "wait": wait != WAIT_SECONDS})
+        options = {"plugin": plugin is not PluginWay.SYSTEMD, "image": image, "test-image": test_image}
+        options |= {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
+        _refuse_without_kubernetes({**options, "wait": wait != WAIT_SECONDS})
         return set_up_containers(
             session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
         )
@@ -187,11 +187,11 @@ def setup(
     return set_up_kubernetes(session.host, goal, session.progress, session.show)
 
 
-def _refuse_without_kubernetes(given: Mapping[str, object]) -> None:
+def _refuse_without_kubernetes(options: Mapping[str, object]) -> None:
     """`UsageError` for an option, by its name, that requires --kubernetes."""
-    meant = [f"--{name}" for name, value in given.items() if value]
-    if meant:
-        raise UsageError(f"{meant[0]} goes with --kubernetes", hint="add --kubernetes, or leave it out")
+    flags = [f"--{name}" for name, value in options.items() if value]
+    if flags:
+        raise UsageError(f"{flags[0]} goes with --kubernetes", hint="add --kubernetes, or leave it out")
 
 
 # What the doctor's findings mean for setup.
@@ -278,10 +278,10 @@ def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
     if result.exit_code is ExitCode.OK:
         return result
     findings: tuple[Finding, ...] = result.data.findings
-    bad = [one for one in findings if one.status is FindingStatus.FAIL and not excuse(one)]
+    bad = [finding for finding in findings if finding.status is FindingStatus.FAIL and not excuse(finding)]
     if not bad:
         return result
-    summaries = "; ".join(f"{one.id}: {one.summary}" for one in bad)
+    summaries = "; ".join(f"{finding.id}: {finding.summary}" for finding in bad)
     error = ErrorInfo("doctor-failed", summaries, f"find out more: gpunode explain {bad[0].id}")
     return replace(result, errors=(error,))
 
@@ -368,9 +368,9 @@ def set_up_containers(
 
     walked = walk(host, steps(), show, dry_run=False, problems=False)
     stages = tuple(
-        Stage(one.name, one.command, "ok" if one.state == "done" else "fail", one.seconds, one.result)
-        for one in walked.steps
-        if one.state in ("done", "failed")
+        Stage(step.name, step.command, "ok" if step.state == "done" else "fail", step.seconds, step.result)
+        for step in walked.steps
+        if step.state in ("done", "failed")
     )
     data = SetupReport(engine, stages)
     if walked.failure is not None and walked.stopped_at is not None:
@@ -554,7 +554,7 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
 
 def _report(at: ClusterNode, walked: Walked, go_on: str) -> Result:
     data = KubernetesSetup(at.engine, at.goal.plugin.value, walked.steps, go_on, at.request.dry_run)
-    blocks = (overview(walked.steps), *_last_words(at, walked, go_on))
+    blocks = (overview(walked.steps), *_closing_lines(at, walked, go_on))
     failure = walked.failure
     if failure is None:
         status = "warn" if walked.left else "ok"
@@ -570,11 +570,11 @@ def _report(at: ClusterNode, walked: Walked, go_on: str) -> Result:
     )
 
 
-def _last_words(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
+def _closing_lines(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
     stopped = walked.stopped_at
     if stopped is not None:
-        done = ", ".join(one.name for one in walked.steps if one.state in ("right", "done")) or "nothing"
-        rest = ", ".join(one.name for one in walked.steps if one.state == "waiting")
+        done = ", ".join(step.name for step in walked.steps if step.state in ("right", "done")) or "nothing"
+        rest = ", ".join(step.name for step in walked.steps if step.state == "waiting")
         first = "Would stop at" if at.request.dry_run else "Stopped at"
         blocks: list[Block] = [Text(f"{first} {stopped.name}: {stopped.why}", Style.BAD)]
         if not at.request.dry_run:
@@ -582,8 +582,8 @@ def _last_words(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
         return [*blocks, Text(f"Then continue with: {go_on}", Style.COMMAND)]
     if at.request.dry_run:
         return [Text(f"Nothing was changed. To apply: {go_on}", Style.COMMAND)]
-    left = [Text(f"To be done manually: {one.name}: {one.why}", Style.WARN) for one in walked.left]
-    left += [Text(f"  {at.offline}", Style.DIM)] if left and at.offline else []
+    manual = [Text(f"To be done manually: {step.name}: {step.why}", Style.WARN) for step in walked.left]
+    manual += [Text(f"  {at.offline}", Style.DIM)] if manual and at.offline else []
     if not at.host.live:
         last = Text(
             "This node is configured, but not verified: gpunode starts nothing under --root.", Style.WARN
@@ -592,7 +592,7 @@ def _last_words(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
         last = Text(f"This node is set up: a {at.engine} container computed on its GPUs.", Style.GOOD)
     else:
         last = Text("This node is set up: a pod computed on its GPU.", Style.GOOD)
-    return [*left, last]
+    return [*manual, last]
 
 
 def _unexplained(stopped: StepReport | None) -> ErrorInfo:
@@ -614,11 +614,11 @@ def _doctor(at: ClusterNode) -> Step:
 
 def _toolkit(at: ClusterNode) -> Step:
     def look() -> State:
-        found = find_toolkit(at.host)
-        path = found.programs.get("nvidia-container-runtime")
+        installation = find_toolkit(at.host)
+        path = installation.programs.get("nvidia-container-runtime")
         if path is None:
             return State("nvidia-container-runtime is not installed")
-        version = ".".join(map(str, found.version))
+        version = ".".join(map(str, installation.version))
         return State(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
 
     def install(dry_run: bool) -> Result:
@@ -630,7 +630,7 @@ def _toolkit(at: ClusterNode) -> Step:
 def _runtime(at: ClusterNode) -> Step:
     def look() -> State:
         data = configured(dry_run=True).data
-        changes = [one.path for one in data.changes if one.action != "unchanged"]
+        changes = [change.path for change in data.changes if change.action != "unchanged"]
         if changes:
             return State(f"{', '.join(changes)} must be changed")
         if data.restart.verb != "none":
@@ -665,9 +665,9 @@ def _runtime_class(at: ClusterNode) -> Step:
                 f"no access to the API server; run where kubectl works: {command} | kubectl apply -f -",
                 left=True,
             )
-        held = look_at(at.host, at.cluster, desired, at.progress)
-        refuse_others(held, command)
-        if held[0].existing is not None:
+        objects = look_at(at.host, at.cluster, desired, at.progress)
+        refuse_others(objects, command)
+        if objects[0].existing is not None:
             return State("RuntimeClass nvidia is in the cluster", right=True)
         return State("RuntimeClass nvidia isn't in the cluster")
 
@@ -697,10 +697,10 @@ def _gpu_label(at: ClusterNode) -> Step:
     def look() -> State:
         if at.cluster is None:
             return State(f"where kubectl works: {command}", left=True)
-        found = gpu_labels(at.cluster.get("Node", name))
+        labels = gpu_labels(at.cluster.get("Node", name))
         return (
-            State(f"{name} has {found[0]}", right=True)
-            if found
+            State(f"{name} has {labels[0]}", right=True)
+            if labels
             else State(f"{name} has no label that the DaemonSet selects")
         )
 
@@ -716,17 +716,17 @@ def gpu_labels(node: Json) -> tuple[str, ...]:
     """The labels of a Node that the plugin's DaemonSet selects."""
     pod = daemon_set(PluginSet("any"))["spec"]["template"]["spec"]
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    keys = [one["matchExpressions"][0]["key"] for one in terms["nodeSelectorTerms"]]
-    there = labels_of(node)
-    return tuple(key for key in keys if there.get(key) == "true")
+    keys = [term["matchExpressions"][0]["key"] for term in terms["nodeSelectorTerms"]]
+    labels = labels_of(node)
+    return tuple(key for key in keys if labels.get(key) == "true")
 
 
 def set_label(host: Host, at: node_object.Place, key: str, value: str, progress: Progress) -> Result:
     """Set one label of the node; kind NodeChange. `ClusterError`."""
     done = node_object.carry_out(host, progress, at, lambda node: label_patch(node, {key: value}))
     before = labels_of(done.before).get(key)
-    back = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
-    undo = kubectl(host, at.cluster.options, "label", "node", at.node, *back)
+    undo_arguments = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
+    undo = kubectl(host, at.cluster.options, "label", "node", at.node, *undo_arguments)
     data = node_object.node_change(at, done, [node_object.KeyChange(key, before, value)], undo)
     return Result(node_object.KIND, data, blocks=node_object.blocks(data))
 

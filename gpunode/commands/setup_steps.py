@@ -209,7 +209,7 @@ def walk(
             if blocker and not (step.needs is not None and _is_right(step)):
                 reports.append(StepReport(step.name, step.command, "waiting", f"waits for {blocker}"))
                 continue
-            report, result = _take(host, step, show, dry_run, describe, reports)
+            report, result = _run_step(host, step, show, dry_run, describe, reports)
             reports.append(report)
             if result is not None:
                 errors = result.errors if problems else ()
@@ -225,7 +225,7 @@ def walk(
     return Walked(tuple(reports), tuple(messages), tuple(failures))
 
 
-def _take(
+def _run_step(
     host: Host,
     step: Step,
     show: Show,
@@ -244,18 +244,18 @@ def _take(
         result = step.plan() if dry_run else step.run()
         good = result.exit_code == ExitCode.OK
         became = ("planned" if dry_run else "done") if good else "failed"
-        why = state.why if good else _reason(result)
+        reason = state.why if good else _reason(result)
     except GpunodeError as error:
         result = Result("Error", None, "error", error.exit_code, errors=(error.info(),))
-        became, why = "failed", error.message
+        became, reason = "failed", error.message
     except KeyboardInterrupt:
         info = describe(step.command, reports)
         result = Result("Error", None, "error", ExitCode.INTERRUPTED, errors=(info,))
-        became, why = "interrupted", "interrupted; this step was rolled back"
+        became, reason = "interrupted", "interrupted; this step was rolled back"
     if heading:  # it couldn't read the node's state
         show(*heading)
     seconds = round(host.monotonic() - started, 2)
-    return StepReport(step.name, step.command, became, why, seconds, result.data), result
+    return StepReport(step.name, step.command, became, reason, seconds, result.data), result
 
 
 def _is_right(step: Step) -> bool:
@@ -308,12 +308,12 @@ class ClusterObjects:
     dry_run: bool
 
 
-def refuse_others(found: Sequence[Held], command: str) -> None:
+def refuse_others(objects: Sequence[Held], command: str) -> None:
     """`ClusterError` for an existing object that differs: it is left unchanged."""
-    for one in found:
-        if one.differs:
+    for held in objects:
+        if held.differs:
             raise ClusterError(
-                f"{named(one.desired)} is in the cluster and differs at {', '.join(one.differs[:3])};"
+                f"{named(held.desired)} is in the cluster and differs at {', '.join(held.differs[:3])};"
                 " it was left alone",
                 hint=f"look at it, then replace it if that is meant: {command} | kubectl apply -f -",
                 code="kubernetes-differs",
@@ -333,8 +333,8 @@ def make_objects(
 
     `ClusterError`; `RolledBackError` if `settle` fails after objects were created.
     """
-    found = look_at(host, cluster, desired, progress)
-    missing = [one.desired for one in found if one.existing is None]
+    objects = look_at(host, cluster, desired, progress)
+    missing = [held.desired for held in objects if held.existing is None]
     if not dry_run:
         created: list[Json] = []
 
@@ -345,9 +345,10 @@ def make_objects(
 
         attempt(make, lambda error: _delete_again(cluster, created, error))
     actions = tuple(
-        ObjectChange(named(one.desired), "created" if one.existing is None else "unchanged") for one in found
+        ObjectChange(named(held.desired), "created" if held.existing is None else "unchanged")
+        for held in objects
     )
-    undo = tuple(_undo(one) for one in reversed(missing))
+    undo = tuple(_undo(item) for item in reversed(missing))
     data = ClusterObjects(cluster.server, cluster.source, actions, undo, dry_run)
     return Result("ClusterObjects", data, blocks=_blocks(data, missing))
 
@@ -355,29 +356,29 @@ def make_objects(
 def _delete_again(cluster: Cluster, created: Sequence[Json], error: BaseException) -> None:
     if not created:
         return  # `create` has deleted the objects that it created
-    left = delete(cluster, created)
-    if left:
-        commands = [_undo(one) for one in reversed(created) if named(one) in left]
+    remaining = delete(cluster, created)
+    if remaining:
+        commands = [_undo(item) for item in reversed(created) if named(item) in remaining]
         message = str(error) if isinstance(error, GpunodeError) else "interrupted"
         raise ClusterError(
-            f"{message}; these were created and could not be deleted: {', '.join(left)}",
+            f"{message}; these were created and could not be deleted: {', '.join(remaining)}",
             hint=f"delete them: {' && '.join(commands)}",
         ) from error
     if isinstance(error, GpunodeError):
         raise RolledBackError(f"{error}; what was made is deleted again", hint=error.hint) from error
 
 
-def _undo(one: Json) -> str:
-    metadata = one["metadata"]
+def _undo(item: Json) -> str:
+    metadata = item["metadata"]
     place = f" --namespace {metadata['namespace']}" if metadata.get("namespace") else ""
-    return f"kubectl delete {str(one['kind']).lower()} {metadata['name']}{place}"
+    return f"kubectl delete {str(item['kind']).lower()} {metadata['name']}{place}"
 
 
 def _blocks(data: ClusterObjects, missing: Sequence[Json]) -> tuple[Block, ...]:
     mark = " (dry run)" if data.dry_run else ""
     blocks: list[Block] = [
-        Text(f"{one.object} {one.action}{mark if one.action == 'created' else ''}", Style.GOOD)
-        for one in data.changes
+        Text(f"{change.object} {change.action}{mark if change.action == 'created' else ''}", Style.GOOD)
+        for change in data.changes
     ]
     if data.dry_run:
         blocks += [Text(line, Style.COMMAND) for line in documents(missing).splitlines()]
@@ -413,10 +414,10 @@ def unit_edit(host: Host, arguments: Sequence[str]) -> FileEdit:
     """The desired unit file, with these options of `plugin serve`. One that gpunode didn't write stays
     unchanged.
     """
-    found = find_unit(host)
-    own = found.content is None or found.ours
+    unit_file = find_unit(host)
+    own = unit_file.content is None or unit_file.ours
     return FileEdit(
-        UNIT_FILE, found.content, unit_text(host, tuple(arguments)).encode() if own else found.content
+        UNIT_FILE, unit_file.content, unit_text(host, tuple(arguments)).encode() if own else unit_file.content
     )
 
 
@@ -472,16 +473,16 @@ def _refuse(host: Host) -> None:
 
 
 def _runs(host: Host) -> bool:
-    found = state(host)
-    return found is not None and found.runs
+    unit = state(host)
+    return unit is not None and unit.runs
 
 
 def _commands(host: Host, edit: FileEdit) -> tuple[str, ...]:
     """Commands that run together with writing the file; a running plugin is restarted if its unit changes."""
     if edit.action == "unchanged":
         return (f"systemctl enable --now {UNIT}",)
-    again = (f"systemctl restart {UNIT}",) if _runs(host) else ()
-    return ("systemctl daemon-reload", f"systemctl enable --now {UNIT}", *again)
+    restart = (f"systemctl restart {UNIT}",) if _runs(host) else ()
+    return ("systemctl daemon-reload", f"systemctl enable --now {UNIT}", *restart)
 
 
 def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progress) -> FilesChanged:
@@ -499,8 +500,8 @@ def _change(host: Host, arguments: Sequence[str], wait: float, progress: Progres
         return (unit_edit(host, arguments),)
 
     def write() -> FilesChanged:
-        back = engine_restart(host, progress)
-        return change_files(host, OPERATION, plan, back, named_units=(UNIT,), activate=activate)
+        restarter = engine_restart(host, progress)
+        return change_files(host, OPERATION, plan, restarter, named_units=(UNIT,), activate=activate)
 
     def restart(error: BaseException) -> None:
         if restarted:
@@ -523,12 +524,12 @@ def _enable(host: Host, wait: float, progress: Progress) -> None:
         UnitChanges(enable=(UNIT,)).after_files(host)
         _wait(host, wait, progress)
 
-    def back(error: BaseException) -> None:
+    def roll_back(error: BaseException) -> None:
         _or_not_restored(error, lambda: restore_unit_states(host, before))
         if isinstance(error, DaemonError):
             raise RolledBackError(f"{error}; the service is as before", hint=_LOOK) from error
 
-    attempt(enable, back)
+    attempt(enable, roll_back)
 
 
 def _wait(host: Host, wait: float, progress: Progress) -> None:
@@ -536,17 +537,17 @@ def _wait(host: Host, wait: float, progress: Progress) -> None:
     with progress.step("waiting for the kubelet to take the GPUs"):
         if host.wait_until(lambda: serves(own_status(host)), wait, 0.2):
             return
-    found = own_status(host)
-    status = f"it says: {found.status}" if found and found.current and found.status else "it says nothing"
+    own = own_status(host)
+    status = f"it says: {own.status}" if own and own.current and own.status else "it says nothing"
     raise DaemonError(
         f"the device plugin runs, but the kubelet took no GPUs within {wait:g} s; {status}",
         hint=_LOOK,
     )
 
 
-def serves(found: OwnStatus | None) -> bool:
+def serves(status: OwnStatus | None) -> bool:
     """Whether our plugin serves GPUs, and the kubelet watches all that it offers."""
-    return found is not None and found.state == "serving" and found.ready
+    return status is not None and status.state == "serving" and status.ready
 
 
 def _result(
@@ -598,50 +599,50 @@ def serving(host: Host) -> Serving:
     """As the kubelet reports it now; where it can't be queried, as the node's files say."""
     node = Node(host)
     allocatable = node.allocatable
-    known = allocatable is not None and (
+    reliable = allocatable is not None and (
         allocatable.live or not host.live
     )  # a checkpoint outlives its plugin
-    counts = {name: len(ids) for name, ids in allocatable.nvidia.items()} if allocatable and known else {}
+    counts = {name: len(ids) for name, ids in allocatable.nvidia.items()} if allocatable and reliable else {}
     plugins = node.plugin_processes
-    names = tuple(f"{one.name} (process {one.process.pid})" for one in plugins)
-    others = [one for one in plugins if one.name != "gpunode" or one.container]
+    names = tuple(f"{plugin.name} (process {plugin.process.pid})" for plugin in plugins)
+    others = [plugin for plugin in plugins if plugin.name != "gpunode" or plugin.container]
     unit = state(host)
-    ours = bool(unit and unit.runs) and not others
-    return Serving(names, tuple(sorted(counts.items())), ours)
+    is_own = bool(unit and unit.runs) and not others
+    return Serving(names, tuple(sorted(counts.items())), is_own)
 
 
 def arguments(host: Host, cdi: bool) -> tuple[str, ...]:
     """The options of `plugin serve` that this node takes: GPUs by CDI, and a kubelet in another place."""
     node = Node(host)
-    given: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     if cdi:
         version = node.kubelet_version
         old = bool(version) and version[:2] < _KUBELET_WITH_CDI
-        given += (f"--device-list-strategy={'cdi-annotations' if old else 'cdi-cri'}",)
+        options += (f"--device-list-strategy={'cdi-annotations' if old else 'cdi-cri'}",)
     if root_directory(node.kubelet) != _REGULAR_ROOT:
-        given += (f"--pod-resources-socket={pod_resources_socket(node.kubelet)}",)
-    return given
+        options += (f"--pod-resources-socket={pod_resources_socket(node.kubelet)}",)
+    return options
 
 
-def _foreign(host: Host, found: Serving, patience: float, progress: Progress) -> State | None:
+def _other_plugin(host: Host, current: Serving, patience: float, progress: Progress) -> State | None:
     """Another plugin serves, or should: a second one would only take the kubelet's registration from it.
 
     It gets `patience` seconds to do so: an earlier step may have restarted engine or kubelet (k3s is both).
     """
-    if found.ours:
+    if current.ours:
         return None
-    if found.names and not found.serves and patience and host.live:
+    if current.names and not current.serves and patience and host.live:
         with progress.step(
-            f"waiting for {found.names[0]} to offer its GPUs to the kubelet, {patience:g} s at most"
+            f"waiting for {current.names[0]} to offer its GPUs to the kubelet, {patience:g} s at most"
         ):
             host.wait_until(lambda: serving(host).serves, patience, _PULL_SECONDS)
-        found = serving(host)
-    if found.serves:
-        return State(f"{found} and stays (docs/device-plugin.md says how to replace it)", right=True)
-    if not found.names:
+        current = serving(host)
+    if current.serves:
+        return State(f"{current} and stays (docs/device-plugin.md says how to replace it)", right=True)
+    if not current.names:
         return None
     raise PreconditionError(
-        f"{found.names[0]} runs here and has offered no GPU to the kubelet",
+        f"{current.names[0]} runs here and has offered no GPU to the kubelet",
         hint="see why: gpunode doctor; or take it away, then run this again",
         code="plugin-serves-nothing",
     )
@@ -658,12 +659,12 @@ def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_
         return bring_service(host, arguments(host, cdi), wait, progress, dry_run=dry_run)
 
     def look() -> State:
-        other = _foreign(host, serving(host), patience, progress)
-        if other is not None:
-            return other
+        other_state = _other_plugin(host, serving(host), patience, progress)
+        if other_state is not None:
+            return other_state
         unit = state(host)
-        found, edit = find_unit(host), unit_edit(host, arguments(host, cdi))
-        if found.content is None:
+        unit_file, edit = find_unit(host), unit_edit(host, arguments(host, cdi))
+        if unit_file.content is None:
             return State(f"{UNIT} doesn't exist")
         if edit.action != "unchanged":
             return State(f"{UNIT} is of another release or has other options")
@@ -704,21 +705,21 @@ def daemon_set_step(
     command += f" --image {image}" if image else ""
 
     def look() -> State:
-        found = serving(host)
-        if found.serves and found.ours:
-            return State(f"{found}, {UNIT}; only one device plugin may run", right=True)
-        other = _foreign(host, found, patience, progress)
-        if other is not None:
-            return other
+        current = serving(host)
+        if current.serves and current.ours:
+            return State(f"{current}, {UNIT}; only one device plugin may run", right=True)
+        other_state = _other_plugin(host, current, patience, progress)
+        if other_state is not None:
+            return other_state
         if cluster is None:
             raise PreconditionError(
                 "a DaemonSet is made through the API server, and there is no way to one from here",
                 hint=f"where kubectl works: {command} | kubectl apply -f -; then run this again",
                 code="no-cluster",
             )
-        held = look_at(host, cluster, desired(), progress)
-        refuse_others(held, command)
-        if all(one.existing is not None for one in held):
+        objects = look_at(host, cluster, desired(), progress)
+        refuse_others(objects, command)
+        if all(held.existing is not None for held in objects):
             return State("its DaemonSet is in the cluster, but serves no GPU of this node yet")
         return State("no device plugin serves this node")
 
@@ -748,16 +749,16 @@ def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, pro
     with progress.step("waiting for the plugin's pod on this node, and for the kubelet to take the GPUs"):
         if host.wait_until(lambda: serving(host).serves, wait, _PULL_SECONDS):
             return
-    why = _why(cluster, namespace)
+    reason = _pod_reasons(cluster, namespace)
     hint = f"see its image and node: kubectl describe nodes; with more patience: --wait {2 * wait:g}s"
-    if "ErrImageNeverPull" in why:
+    if "ErrImageNeverPull" in reason:
         hint = (
             "no registry has gpunode's image: put it on the node, or name yours: --image (docs/kubernetes.md)"
         )
-    raise DaemonError(f"the kubelet took no GPUs within {wait:g} s: {why}", hint=hint)
+    raise DaemonError(f"the kubelet took no GPUs within {wait:g} s: {reason}", hint=hint)
 
 
-def _why(cluster: Cluster, namespace: str) -> str:
+def _pod_reasons(cluster: Cluster, namespace: str) -> str:
     """What the plugin's pods wait for, in the words of Kubernetes."""
     try:
         pods = cluster.list("Pod", namespace, labels=labels("device-plugin"))

@@ -40,14 +40,14 @@ _YES: dict[bool | None, Cell] = {
 
 def blocks(data: RuntimeStatus) -> tuple[Block, ...]:
     """An overview, then each engine with its files, its handlers and the fixes."""
-    found: list[Block] = [_overview(data)]
-    if data.kubelet is not None and not any(one.kubelet for one in data.engines):
+    page: list[Block] = [_overview(data)]
+    if data.kubelet is not None and not any(engine.kubelet for engine in data.engines):
         where = f"{data.kubelet.engine} at {data.kubelet.endpoint} ({data.kubelet.source})"
-        found.append(Text(f"the kubelet uses {where}", Style.DIM))
+        page.append(Text(f"the kubelet uses {where}", Style.DIM))
     for engine in data.engines:
-        found += _engine(engine)
-    found += _cdi_blocks(data)
-    return tuple(found)
+        page += _engine(engine)
+    page += _cdi_blocks(data)
+    return tuple(page)
 
 
 def _overview(data: RuntimeStatus) -> Table:
@@ -62,12 +62,12 @@ def _line(engine: EngineStatus) -> tuple[Cell | str, ...]:
         None: "no daemon",
     }
     cdi = {True: "on", False: "off", None: "-"}[engine.cdi]
-    known = engine.active_default or ("?" if engine.silence else engine.configured_default)
+    default = engine.active_default or ("?" if engine.silence else engine.configured_default)
     return (
         title(engine),
         engine.version or "?",
         states[engine.running],
-        known or "-",
+        default or "-",
         cdi,
         _agrees(engine),
         "kubelet" if engine.kubelet else "",
@@ -96,16 +96,16 @@ def _engine(engine: EngineStatus) -> Iterator[Block]:
     else:
         yield Table(("  FILE", "LAST WRITTEN BY"), tuple(_files(engine)))
     if engine.silence:
-        who = "the daemon" if engine.running is not None else engine.name
-        yield Text(f"  {who} reports nothing: {engine.silence}", Style.DIM)
+        reporter = "the daemon" if engine.running is not None else engine.name
+        yield Text(f"  {reporter} reports nothing: {engine.silence}", Style.DIM)
     if engine.handlers:
         columns = ("  HANDLER", "PROGRAM", "IN FILE", "ACTIVE")
-        yield Table(columns, tuple(_handler(one) for one in engine.handlers))
-    for one in engine.drift:
-        yield Text(f"  differs: {one.subject}: {one.detail}", Style.WARN)
-    for fix in dict.fromkeys(one.fix for one in engine.drift):
-        other = "restart it manually: systemd doesn't run it on this node"
-        yield Text(f"  do: {fix or other}", Style.COMMAND if fix else Style.PLAIN)
+        yield Table(columns, tuple(_handler(handler) for handler in engine.handlers))
+    for difference in engine.drift:
+        yield Text(f"  differs: {difference.subject}: {difference.detail}", Style.WARN)
+    for fix in dict.fromkeys(difference.fix for difference in engine.drift):
+        manual_fix = "restart it manually: systemd doesn't run it on this node"
+        yield Text(f"  do: {fix or manual_fix}", Style.COMMAND if fix else Style.PLAIN)
 
 
 def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:
@@ -118,11 +118,11 @@ def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:
         yield f"  {file.path}", f"{_WRITERS.get(file.writer, file.writer)}{edited}{copy}"
 
 
-def _handler(one: StatusHandler) -> tuple[Cell | str, ...]:
-    program: Cell | str = one.path or "-"
-    if one.program_exists is False:
-        program = Cell(f"{one.path} (not there)", Style.BAD)
-    return f"  {one.name}", program, one.file or "-", _YES[one.active]
+def _handler(handler: StatusHandler) -> tuple[Cell | str, ...]:
+    program: Cell | str = handler.path or "-"
+    if handler.program_exists is False:
+        program = Cell(f"{handler.path} (not there)", Style.BAD)
+    return f"  {handler.name}", program, handler.file or "-", _YES[handler.active]
 
 
 def _cdi_blocks(data: RuntimeStatus) -> Iterator[Block]:
@@ -131,8 +131,8 @@ def _cdi_blocks(data: RuntimeStatus) -> Iterator[Block]:
     yield Text("")
     yield Text("CDI specifications:", Style.HEADING)
     for spec in data.cdi:
-        shown = spec.problem or f"{spec.kind}: {', '.join(spec.devices)}"
-        yield Text(f"  {spec.path}  {shown}", Style.WARN if spec.problem else Style.PLAIN)
+        description = spec.problem or f"{spec.kind}: {', '.join(spec.devices)}"
+        yield Text(f"  {spec.path}  {description}", Style.WARN if spec.problem else Style.PLAIN)
 
 
 # Which program wrote a configuration file last: gpunode by its journal, others by marks in the text.
@@ -169,11 +169,11 @@ def journal_entries(host: Host) -> tuple[Entry, ...] | None:
     if not moved:
         journals.setdefault(f"{STATE_DIRECTORY}/journal", Journal(host, f"{STATE_DIRECTORY}/journal"))
     try:
-        found = [entry for journal in journals.values() for entry in reversed(journal.entries())]
+        entries = [entry for journal in journals.values() for entry in reversed(journal.entries())]
     except GpunodeError:
         return None
     # also of a killed run, because the file has its text
-    return tuple(entry for entry in found if entry.state in (*OPEN_STATES, "committed"))
+    return tuple(entry for entry in entries if entry.state in (*OPEN_STATES, "committed"))
 
 
 def status_file(host: Host, daemon: Daemon, file: ConfigFile, entries: Sequence[Entry] | None) -> StatusFile:
@@ -190,15 +190,15 @@ def _writer(
     text = file.text or ""
     data = text.encode("utf-8", "surrogateescape")
     now = digest(data)
-    written = [one for entry in entries or () for one in entry.files if one["path"] == file.path]
-    if any(one["after"] == now for one in written):
+    written = [record for entry in entries or () for record in entry.files if record["path"] == file.path]
+    if any(record["after"] == now for record in written):
         return GPUNODE, False
     tool = nvidia_writer(text, file.tree) or _distribution(daemon, file)
     if tool:
         return tool, False
     if file.path.startswith("/usr/") or _is_conffile(host, file.path, data):
         return PACKAGE, False
-    if written and written[0]["after"] and not any(one["before"] == now for one in written):
+    if written and written[0]["after"] and not any(record["before"] == now for record in written):
         return GPUNODE, True
     return (UNKNOWN if entries is None else PERSON), False
 
@@ -309,15 +309,22 @@ def run(
     answers = query_all(engines)
     entries = journal_entries(host)
     kubelet = _kubelet(host)
-    found = (
+    engine_statuses = (
         _status(engine, answer, entries, kubelet, restart_command)
         for engine, answer in zip(engines, answers, strict=True)
     )
     # the engine that the node uses comes first, those that are only installed come last
-    statuses = tuple(sorted(found, key=lambda one: (not one.kubelet, one.running is False)))
-    shown = KubeletStatus(kubelet.engine, kubelet.endpoint, kubelet.endpoint_source) if kubelet else None
-    data = RuntimeStatus(statuses, shown, _cdi(host))
-    warns = any(one.drift or one.problem for one in statuses)
+    statuses = tuple(
+        sorted(
+            engine_statuses,
+            key=lambda engine_status: (not engine_status.kubelet, engine_status.running is False),
+        )
+    )
+    kubelet_status = (
+        KubeletStatus(kubelet.engine, kubelet.endpoint, kubelet.endpoint_source) if kubelet else None
+    )
+    data = RuntimeStatus(statuses, kubelet_status, _cdi(host))
+    warns = any(engine_status.drift or engine_status.problem for engine_status in statuses)
     status = "warn" if warns or notes else "ok"
     return Result("RuntimeStatus", data, status, messages=notes, blocks=blocks(data))
 
@@ -327,8 +334,8 @@ def _engines(
 ) -> tuple[tuple[Engine, ...], tuple[str, ...]]:
     """The named engines, else every installed one, once each; and what couldn't be searched."""
     if runtimes:
-        named = (find.engine(host, name, config, "", socket) for name in runtimes)
-        return tuple(named), ()
+        requested = (find.engine(host, name, config, "", socket) for name in runtimes)
+        return tuple(requested), ()
     daemons: dict[tuple[str, str], Daemon] = {}
     notes = []
     for name, finder in find.FINDERS.items():
@@ -344,7 +351,7 @@ def _engines(
         # a distribution's own release says more about its containerd than containerd's does
         if daemon is not None and (key not in daemons or daemon.manager):
             daemons[key] = daemon
-    for daemon in find_others(host, tuple(one for one in running(host) if one.name == "dockerd")):
+    for daemon in find_others(host, tuple(process for process in running(host) if process.name == "dockerd")):
         daemons.setdefault((daemon.name, daemon.config_path), daemon)
     engines = (find.of_daemon(reader(host, daemon), daemon) for daemon in daemons.values())
     return tuple(engines), tuple(notes)
@@ -409,21 +416,21 @@ def _unread(engine: Engine, files: Configured, restart: str) -> tuple[Drift, ...
 def _handlers(host: Host, files: Configured, active: Active | None) -> tuple[StatusHandler, ...]:
     """The handlers of the files first, then those that only the running daemon has."""
     active_paths: Mapping[str, str] = dict(active.paths) if active else {}
-    found = [
+    handlers = [
         StatusHandler(
-            one.name,
-            one.path or active_paths.get(one.name, ""),
-            one.file,
-            one.name in active.handlers if active else None,
-            _exists(host, one.path or active_paths.get(one.name, "")),
+            handler.name,
+            handler.path or active_paths.get(handler.name, ""),
+            handler.file,
+            handler.name in active.handlers if active else None,
+            _exists(host, handler.path or active_paths.get(handler.name, "")),
         )
-        for one in files.handlers
+        for handler in files.handlers
     ]
     for name in active.handlers if active else ():
         if name and name not in files.paths:
             path = active_paths.get(name, "")
-            found.append(StatusHandler(name, path, "", True, _exists(host, path)))
-    return tuple(found)
+            handlers.append(StatusHandler(name, path, "", True, _exists(host, path)))
+    return tuple(handlers)
 
 
 def _exists(host: Host, program: str) -> bool | None:
@@ -437,20 +444,20 @@ def _exists(host: Host, program: str) -> bool | None:
 def _same_socket(kubelet: Kubelet, engine: Engine) -> bool:
     if engine.daemon.name == "docker":
         return kubelet.engine == "docker"  # through dockershim or cri-dockerd, which has another socket
-    ours, theirs = (
+    own_socket, other_socket = (
         path.replace("/var/run/", "/run/", 1) for path in (engine.daemon.socket, kubelet.endpoint)
     )
-    return bool(ours) and ours == theirs
+    return bool(own_socket) and own_socket == other_socket
 
 
 def _cdi(host: Host) -> tuple[CdiDevices, ...]:
     try:
-        found = nvidia_specs(host)
+        specs = nvidia_specs(host)
     except GpunodeError:
         return ()
     return tuple(
-        CdiDevices(one.path, one.kind, tuple(device.name for device in one.devices), one.problem)
-        for one in found
+        CdiDevices(spec.path, spec.kind, tuple(device.name for device in spec.devices), spec.problem)
+        for spec in specs
     )
 
 

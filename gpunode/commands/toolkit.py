@@ -201,7 +201,7 @@ def install(
     with progress.step(f"querying {manager.name} for installed and available packages"):
         intent = _intend(host, manager, goal, directory, desired)
     if dry_run:
-        commands = tuple(one.text for one in (*_refreshing(intent), *intent.steps.commands))
+        commands = tuple(command.text for command in (*_refreshing(intent), *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
         notes = unfinished_notes(Journal.of(host))
         if intent.steps.install and not all(intent.steps.versions.values()):
@@ -209,8 +209,8 @@ def install(
         return _report(intent, CarriedOut(changes, commands, "", notes), intent.steps.versions, dry_run=True)
     before = {name: intent.states[name].installed for name in PACKAGES}
     context = {"version": goal.version, "from": directory, "held": goal.hold}
-    held = tuple(name for name in PACKAGES if intent.states[name].held)
-    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, lock_seconds, held)
+    held_packages = tuple(name for name in PACKAGES if intent.states[name].held)
+    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, lock_seconds, held_packages)
     if not intent.file_changes and not intent.steps.commands and not intent.killed:
         return _report(intent, CarriedOut(), before, dry_run=False)
     done = carry_out(
@@ -255,10 +255,10 @@ def _intend(host: Host, manager: Manager, goal: Goal, directory: str, desired: D
 def killed_runs(host: Host) -> tuple[str, ...]:
     """The journal's entries of installs that run now or were killed; none if this user may not look."""
     try:
-        found = Journal.of(host).unfinished()
+        entries = Journal.of(host).unfinished()
     except Unreadable:
         return ()
-    return tuple(entry.id for entry in found if entry.manifest.get("operation") == OPERATION)
+    return tuple(entry.id for entry in entries if entry.manifest.get("operation") == OPERATION)
 
 
 def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping[str, PackageState]:
@@ -288,8 +288,8 @@ def _from_directory(
         steps = toolkit.plan(manager, states, goal, killed=killed)
         return Intent(manager, states, goal, files, None, None, steps, killed)
     downgrade = toolkit.is_downgrade(manager, states, files)
-    install = manager.install_files([one.path for one in files], downgrade=downgrade)
-    versions = {one.name: one.version for one in files}
+    install = manager.install_files([file.path for file in files], downgrade=downgrade)
+    versions = {file.name: file.version for file in files}
     steps = toolkit.around(manager, states, goal, install, versions, killed=killed)
     return Intent(manager, states, goal, files, None, None, steps, killed)
 
@@ -330,12 +330,14 @@ def _act(intent: Intent, run: Run) -> None:
 def _require_nothing_lost(manager: Manager, install: Command) -> None:
     """Packages that the toolkit itself replaces may be removed (nvidia-container-runtime before 3.6), no
     others."""
-    gone = [
-        one.name for one in manager.preview(install) if not one.after and not one.name.startswith(_FAMILY)
+    lost = [
+        package.name
+        for package in manager.preview(install)
+        if not package.after and not package.name.startswith(_FAMILY)
     ]
-    if gone:
+    if lost:
         raise PackagesError(
-            f"the install would take these packages out: {', '.join(gone)}",
+            f"the install would take these packages out: {', '.join(lost)}",
             hint="see why: apt-get --simulate install nvidia-container-toolkit",
             code=str(Trouble.DEPENDENCIES),
         )
@@ -345,9 +347,9 @@ def _report(intent: Intent, done: CarriedOut, after: Mapping[str, str], *, dry_r
     lines = tuple(PackageLine(name, intent.states[name].installed, after.get(name, "")) for name in PACKAGES)
     versions = set(after.values())
     version = versions.pop() if len(versions) == 1 else ""
-    judged = intent.repository.judged if intent.repository else ()
+    repositories = intent.repository.judged if intent.repository else ()
     data = ToolkitInstallation(
-        intent.manager.name, version, lines, judged, done.changes, done.commands, done.journal, dry_run
+        intent.manager.name, version, lines, repositories, done.changes, done.commands, done.journal, dry_run
     )
     newer = _newer(intent)
     notes = (*done.notes, *((_UNCHECKED,) if intent.files and intent.steps.install else ()), *newer)
@@ -359,8 +361,8 @@ def _newer(intent: Intent) -> tuple[str, ...]:
     newest = {intent.states[name].candidate for name in PACKAGES}
     if intent.steps.install or not version or newest <= {version, ""}:
         return ()
-    shown = ", ".join(sorted(newest - {version, ""}))
-    return (f"{shown} is offered; to take it: gpunode toolkit install --upgrade",)
+    versions = ", ".join(sorted(newest - {version, ""}))
+    return (f"{versions} is offered; to take it: gpunode toolkit install --upgrade",)
 
 
 def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list[Block]:
@@ -373,8 +375,8 @@ def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list
         blocks.append(Text(f"the toolkit is installed: {data.version}, nothing to do", Style.GOOD))
     else:
         rows = tuple(
-            (one.name, one.before or "-", one.after or ("newest" if dry_run else "-"))
-            for one in data.packages
+            (package.name, package.before or "-", package.after or ("newest" if dry_run else "-"))
+            for package in data.packages
         )
         blocks.append(Table(("PACKAGE", "BEFORE", "AFTER"), rows))
     blocks.append(
@@ -413,7 +415,7 @@ class ToolkitRemoval:
 
 
 @dataclass(frozen=True)
-class Brought:
+class OwnInstallation:
     """What gpunode installed, according to the journal: packages that were not installed before, whether it
     held them, and files that did not exist before and still have the content that it wrote; `changed` are
     those edited since, `aside` the new names of files that were disabled."""
@@ -438,28 +440,28 @@ def remove(
     manager = find_manager(host)
     if not dry_run:
         require_live(host)
-    brought = brought_by(host, Journal.of(host).entries())
+    installed = own_installation(host, Journal.of(host).entries())
     states = manager.installed(PACKAGES)
-    going = tuple(name for name in brought.packages if states[name].installed)
-    kept = tuple(name for name in PACKAGES if states[name].installed and name not in going)
+    going = tuple(name for name in installed.packages if states[name].installed)
+    others = tuple(name for name in PACKAGES if states[name].installed and name not in going)
     if going and not in_use:
         _require_unused(host)
-    commands = _commands(manager, states, going, brought)
+    commands = _commands(manager, states, going, installed)
     if commands:
         with progress.step(f"querying {manager.name} for dependent packages"):
             _require_alone(manager, commands, going)
-    files = tuple(FileChange(path, None, "") for path in brought.files)
+    files = tuple(FileChange(path, None, "") for path in installed.files)
     changes = tuple(edit.change() for edit in edits_of(host, files))
     if not dry_run:
         _carry_out(host, manager, states, commands, files, progress, lock_seconds)
     data = ToolkitRemoval(
         manager.name,
         going,
-        kept,
+        others,
         changes,
-        tuple(one.text for one in commands),
-        tuple(_left(host, brought)),
-        manager.remove(kept).text if kept else "",
+        tuple(command.text for command in commands),
+        tuple(_leftovers(host, installed)),
+        manager.remove(others).text if others else "",
         dry_run,
     )
     return Result(REMOVAL_KIND, data, blocks=tuple(_removal_blocks(data, files)))
@@ -477,21 +479,21 @@ def _carry_out(
     """Packages first: while the repository is configured, they can be reinstalled."""
     before = {name: states[name].installed for name in PACKAGES}
     # after a kill between the two, the next run must still know of the files
-    context = {"filesLeft": [one.path for one in files]}
+    context = {"filesLeft": [file.path for file in files]}
     job = Job(host, manager, REMOVAL, progress, PACKAGES, before, context, lock_seconds, stays=False)
 
     def act(run: Run) -> None:
         for command in commands:
             run(command)
 
-    back = engine_restart(host, progress)
-    carry_out(job, back, lambda: (), act)
+    restart = engine_restart(host, progress)
+    carry_out(job, restart, lambda: (), act)
     now = {name: state.installed for name, state in manager.installed(PACKAGES).items()}
     rest = Job(host, manager, REMOVAL, progress, PACKAGES, now, stays=False)
-    carry_out(rest, back, lambda: files, lambda _run: None)
+    carry_out(rest, restart, lambda: files, lambda _run: None)
 
 
-def brought_by(host: Host, entries: Sequence[Entry]) -> Brought:
+def own_installation(host: Host, entries: Sequence[Entry]) -> OwnInstallation:
     """Entries since the last removal: packages removed then are no longer gpunode's."""
     installs: list[Entry] = []
     for entry in entries:
@@ -512,7 +514,7 @@ def brought_by(host: Host, entries: Sequence[Entry]) -> Brought:
                 files[file["path"]] = ""
             if file["path"] in files and file["after"]:
                 files[file["path"]] = state_of(file, host.read_bytes(file["path"]))
-    return Brought(
+    return OwnInstallation(
         tuple(name for name in PACKAGES if first.get(name) == ""),
         any(entry.manifest.get("held") for entry in installs),
         tuple(path for path, state in files.items() if state == "ours"),
@@ -522,21 +524,26 @@ def brought_by(host: Host, entries: Sequence[Entry]) -> Brought:
 
 
 def _commands(
-    manager: Manager, states: Mapping[str, PackageState], going: Sequence[str], brought: Brought
+    manager: Manager, states: Mapping[str, PackageState], going: Sequence[str], installed: OwnInstallation
 ) -> tuple[Command, ...]:
-    held = [name for name in going if states[name].held]
-    if held and not brought.held:
+    held_packages = [name for name in going if states[name].held]
+    if held_packages and not installed.held:
         raise PreconditionError(
-            f"held at their version, and not by gpunode: {', '.join(held)}", hint=manager.release(held).text
+            f"held at their version, and not by gpunode: {', '.join(held_packages)}",
+            hint=manager.release(held_packages).text,
         )
-    release = (manager.release(held),) if held else ()
+    release = (manager.release(held_packages),) if held_packages else ()
     return (*release, manager.remove(going)) if going else ()
 
 
 def _require_alone(manager: Manager, commands: Sequence[Command], going: Sequence[str]) -> None:
     if not commands or len(commands) > 1:
         return  # apt doesn't report held packages before they are released
-    others = [one.name for one in manager.preview(commands[-1]) if not one.after and one.name not in going]
+    others = [
+        package.name
+        for package in manager.preview(commands[-1])
+        if not package.after and package.name not in going
+    ]
     if others:
         raise PreconditionError(
             f"with the toolkit these would go, which gpunode didn't bring: {', '.join(others)}",
@@ -567,10 +574,10 @@ def _require_unused(host: Host) -> None:
         )
 
 
-def _left(host: Host, brought: Brought) -> Iterator[str]:
-    for path in brought.changed:
+def _leftovers(host: Host, installed: OwnInstallation) -> Iterator[str]:
+    for path in installed.changed:
         yield f"{path}: changed since gpunode wrote it"
-    for path in brought.aside:
+    for path in installed.aside:
         if host.exists(path):
             yield f"{path}: put aside by gpunode; rename it to have it back"
     for path in LEFTOVERS:
@@ -584,8 +591,8 @@ def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterat
         yield Text(f"{'would run' if data.dry_run else 'ran'}: {command}", Style.COMMAND)
     if not data.commands and not data.changes:
         yield Text("nothing to remove: gpunode toolkit install installed nothing here", Style.GOOD)
-    for left in data.left:
-        yield Text(f"left alone: {left}", Style.DIM)
+    for leftover in data.left:
+        yield Text(f"left alone: {leftover}", Style.DIM)
     if data.kept:
         yield Text(f"left alone, installed by others: {', '.join(data.kept)}", Style.DIM)
         yield Text(f"to remove them: {data.by_hand}", Style.COMMAND)
@@ -596,7 +603,7 @@ def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterat
 STATUS = "ToolkitStatus"
 _INSTALL = "gpunode toolkit install"
 _STATUS_FAMILY = {"apt": "debian", "dnf": "rhel", "zypper": "suse"}
-_SAID = {
+_STATE_PHRASES = {
     State.RETIRED: "is retired: NVIDIA no longer serves it",
     State.DUPLICATE: "names the repository a second time",
     State.OTHER_KEY: "is to be signed by a key that is missing or isn't NVIDIA's",
@@ -633,16 +640,16 @@ def show_status(host: Host, progress: Progress) -> Result:
     manager = find_manager(host)
     shelf = shelf_of(host, manager)
     desired = desired_repository()
-    judged = judge(shelf.entries(desired), desired, shelf.address(desired), shelf.file)
+    repositories = judge(shelf.entries(desired), desired, shelf.address(desired), shelf.file)
     with progress.step(f"querying {manager.name} for installed and available packages"):
         states, trouble = _installed_states(host, manager)
     packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
     killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))
-    problems = (*trouble, *killed, *_problems(states, judged))
+    problems = (*trouble, *killed, *_problems(states, repositories))
     version = common_version(states)
     installed = any(state.installed for state in states.values())
     data = ToolkitStatus(
-        manager.name, version, packages, judged, problems, _next(version, problems, installed=installed)
+        manager.name, version, packages, repositories, problems, _next(version, problems, installed=installed)
     )
     return Result(
         STATUS,
@@ -675,7 +682,7 @@ def _package(host: Host, manager: Manager, state: PackageState) -> ToolkitPackag
     )
 
 
-def _problems(states: Mapping[str, PackageState], judged: tuple[Judged, ...]) -> Iterator[str]:
+def _problems(states: Mapping[str, PackageState], repositories: tuple[Judged, ...]) -> Iterator[str]:
     installed = {name: state.installed for name, state in states.items() if state.installed}
     if len(set(installed.values())) > 1:
         versions = ", ".join(f"{name} {version}" for name, version in installed.items())
@@ -684,16 +691,17 @@ def _problems(states: Mapping[str, PackageState], judged: tuple[Judged, ...]) ->
         yield f"not installed: {', '.join(name for name in PACKAGES if name not in installed)}"
     if half := [name for name, state in states.items() if state.unfinished]:
         yield f"unpacked and not configured: {', '.join(half)}"
-    held = [name for name, state in states.items() if state.held]
-    if held and len(held) < len(PACKAGES):
-        yield f"held without the others, so that an upgrade takes them apart: {', '.join(held)}"
-    for one in judged:
-        if one.state in _SAID:
-            yield f"{one.entry.path}, line {one.entry.line}: {one.entry.address} {_SAID[one.state]}"
+    held_packages = [name for name, state in states.items() if state.held]
+    if held_packages and len(held_packages) < len(PACKAGES):
+        yield f"held without the others, so that an upgrade takes them apart: {', '.join(held_packages)}"
+    for repository in repositories:
+        if repository.state in _STATE_PHRASES:
+            entry = repository.entry
+            yield f"{entry.path}, line {entry.line}: {entry.address} {_STATE_PHRASES[repository.state]}"
 
 
 def _remarks(packages: tuple[ToolkitPackage, ...]) -> tuple[str, ...]:
-    origins = dict.fromkeys(origin for one in packages for origin in one.candidate_origins)
+    origins = dict.fromkeys(origin for package in packages for origin in package.candidate_origins)
     if len(origins) < 2:
         return ()
     return (f"more than one repository has the toolkit, and the newest wins: {', '.join(origins)}",)
@@ -708,19 +716,20 @@ def _next(version: str, problems: tuple[str, ...], *, installed: bool) -> str:
 def _status_blocks(data: ToolkitStatus) -> Iterator[Block]:
     rows = tuple(
         (
-            one.name,
-            Cell(one.installed or "-", Style.PLAIN if one.installed else Style.DIM),
-            one.candidate or "-",
-            ", ".join(one.origins or one.candidate_origins) or "-",
-            "yes" if one.pinned else "no",
+            package.name,
+            Cell(package.installed or "-", Style.PLAIN if package.installed else Style.DIM),
+            package.candidate or "-",
+            ", ".join(package.origins or package.candidate_origins) or "-",
+            "yes" if package.pinned else "no",
         )
-        for one in data.packages
+        for package in data.packages
     )
     yield Table(("PACKAGE", "INSTALLED", "NEWEST", "FROM", "PINNED"), rows)
     good = (State.USED, State.CHANNEL, State.REPLACED)
-    for one in data.repositories:
-        style = Style.GOOD if one.state in good else Style.WARN
-        yield Text(f"{one.entry.path}:{one.entry.line}  {one.entry.address}  {one.state}", style)
+    for repository in data.repositories:
+        style = Style.GOOD if repository.state in good else Style.WARN
+        entry = repository.entry
+        yield Text(f"{entry.path}:{entry.line}  {entry.address}  {repository.state}", style)
     for problem in data.problems:
         yield Text(problem, Style.WARN)
     yield Text(f"next: {data.next}", Style.COMMAND)

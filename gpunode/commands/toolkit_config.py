@@ -81,9 +81,9 @@ def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
     settings = _selected(settings_in(host, tree), keys)
     data = ToolkitConfig(path, source, text is not None, settings)
     problems = tuple(
-        ErrorInfo("toolkit-config", f"{path}: {one.key}: {one.problem}", _mend(one))
-        for one in settings
-        if one.problem
+        ErrorInfo("toolkit-config", f"{path}: {setting.key}: {setting.problem}", _fix(setting))
+        for setting in settings
+        if setting.problem
     )
     status, code = ("fail", ExitCode.FAILED) if problems else ("ok", ExitCode.OK)
     single = len(keys) == 1 and len(settings) == 1
@@ -94,10 +94,10 @@ def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
 def settings_in(host: Host, tree: Mapping[str, Any]) -> tuple[Setting, ...]:
     """Every known key with its effective value, and every other key in the file."""
     keys = facts.keys_for(host)
-    known = tuple(_setting(key, tree) for key in keys)
+    known_settings = tuple(_setting(key, tree) for key in keys)
     names = {key.name for key in keys}
     strange = (name for name in facts.names_in(tree) if name not in names)
-    return (*known, *(_unknown(name, dig(tree, *name.split(".")), names) for name in strange))
+    return (*known_settings, *(_unknown(name, dig(tree, *name.split(".")), names) for name in strange))
 
 
 def _setting(key: Key, tree: Mapping[str, Any]) -> Setting:
@@ -117,16 +117,16 @@ def _unknown(name: str, value: Any, names: set[str]) -> Setting:
 def _selected(settings: tuple[Setting, ...], names: Sequence[str]) -> tuple[Setting, ...]:
     if not names:
         return settings
-    found = []
+    selected = []
     for name in names:
-        below = [one for one in settings if one.key == name or one.key.startswith(f"{name}.")]
+        below = [setting for setting in settings if setting.key == name or setting.key.startswith(f"{name}.")]
         if not below:
             facts.find_key(facts.KEYS, name)  # names the nearest key
-        found += below
-    return tuple({one.key: one for one in found}.values())
+        selected += below
+    return tuple({setting.key: setting for setting in selected}.values())
 
 
-def _mend(setting: Setting) -> str:
+def _fix(setting: Setting) -> str:
     if setting.source == "unknown" or setting.default is None:
         return f"take it out: gpunode toolkit config unset {setting.key}"
     return f"gpunode toolkit config set '{setting.key}={shown(setting.default)}'"
@@ -145,18 +145,18 @@ def _listed(data: ToolkitConfig) -> tuple[Block, ...]:
     state = "" if data.exists else ", which does not exist: these are the toolkit's defaults"
     rows = tuple(
         (
-            one.key,
-            Cell("(not set)", Style.DIM) if one.value is None else shown(one.value),
-            Cell(one.source, Style.DIM if one.source == "default" else Style.PLAIN),
-            Cell(one.problem, Style.BAD),
+            setting.key,
+            Cell("(not set)", Style.DIM) if setting.value is None else shown(setting.value),
+            Cell(setting.source, Style.DIM if setting.source == "default" else Style.PLAIN),
+            Cell(setting.problem, Style.BAD),
         )
-        for one in data.settings
+        for setting in data.settings
     )
     return Text(f"{data.config} ({data.config_source}){state}", Style.HEADING), Table(_columns(data), rows)
 
 
 def _columns(data: ToolkitConfig) -> tuple[str, ...]:
-    return ("KEY", "VALUE", "SOURCE", "PROBLEM" if any(one.problem for one in data.settings) else "")
+    return ("KEY", "VALUE", "SOURCE", "PROBLEM" if any(setting.problem for setting in data.settings) else "")
 
 
 # `gpunode toolkit config set|unset`: change the toolkit's config.toml, comments kept, values checked.
@@ -183,20 +183,20 @@ def run_set(
 
     `UsageError` for a key or value that the toolkit doesn't accept.
     """
-    given = _parsed(facts.keys_for(host), settings)
+    values = _parsed(facts.keys_for(host), settings)
     # before the file is read; what depends on the file is allowed here
-    _refuse_wrong(given, {"features": {"allow-ldconfig-from-container": True}})
+    _refuse_wrong(values, {"features": {"allow-ldconfig-from-container": True}})
 
     def edited(text: str, path: str) -> str:
-        after = with_settings(text, path, {key.path: value for key, value in given.items()})
-        _refuse_wrong(given, parse_toml(after, path))
+        after = with_settings(text, path, {key.path: value for key, value in values.items()})
+        _refuse_wrong(values, parse_toml(after, path))
         return after
 
     return _change(host, progress, config, edited, settings, create=create, dry_run=dry_run)
 
 
-def _refuse_wrong(given: Mapping[Key, Any], tree: Mapping[str, Any]) -> None:
-    for key, value in given.items():
+def _refuse_wrong(values: Mapping[Key, Any], tree: Mapping[str, Any]) -> None:
+    for key, value in values.items():
         problem = facts.wrong(key, value, tree)
         if problem:
             raise UsageError(f"{key.name}: {problem}", hint=f"see gpunode toolkit config get {key.name}")
@@ -208,9 +208,9 @@ def unset(
     """Remove keys, so that the toolkit's own defaults apply; kind ToolkitConfig."""
 
     def edited(text: str, path: str) -> str:
-        there = facts.names_in(parse_toml(text, path))
+        names = facts.names_in(parse_toml(text, path))
         for name in keys:
-            if name not in there:
+            if name not in names:
                 facts.find_key(facts.KEYS, name)
         return without_settings(text, path, [tuple(name.split(".")) for name in keys])
 
@@ -218,7 +218,7 @@ def unset(
 
 
 def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]:
-    given: dict[Key, Any] = {}
+    values: dict[Key, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals and name not in {key.name for key in keys}:
@@ -229,10 +229,10 @@ def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]
                 f"{name!r} has no value",
                 hint=f"gpunode toolkit config set {name}=VALUE, or: gpunode toolkit config unset {name}",
             )
-        if key in given:
+        if key in values:
             raise UsageError(f"{name} is given twice", hint="keep the one that is meant")
-        given[key] = facts.parsed(key, text)
-    return given
+        values[key] = facts.parsed(key, text)
+    return values
 
 
 def _change(

@@ -67,7 +67,7 @@ def unconfigure(
         }
         # one journal entry has the files that all share
         shared = functools.cache(
-            lambda: _shared(host, journal, engines, [known() for known in past.values()], cdi)
+            lambda: _shared(host, journal, engines, [read_original() for read_original in past.values()], cdi)
         )
         return tuple(
             _removal(
@@ -99,19 +99,23 @@ def _shared(
     host: Host, journal: Journal, engines: tuple[Engine, ...], past: Sequence[Original], cdi: bool
 ) -> Shared:
     """Removed on request, else restored to the state before these engines, unless another one needs them."""
-    back = {edit.path: edit for original in past for edit in original.edits if edit.path in _cdi_paths(host)}
-    ours = {edit.path: edit for edit in cdi_files(host)}
+    restored = {
+        edit.path: edit for original in past for edit in original.edits if edit.path in _cdi_paths(host)
+    }
+    own_files = {edit.path: edit for edit in cdi_files(host)}
     if cdi:
-        return Shared(tuple({**ours, **back}.values()))
+        return Shared(tuple({**own_files, **restored}.values()))
     leaving = {name_of_daemon(engine.daemon) for engine in engines}
     users = [name for name in cdi_users(journal) if name not in leaving]
-    if back and not users:
-        return Shared(tuple(back.values()))
-    if not ours:
+    if restored and not users:
+        return Shared(tuple(restored.values()))
+    if not own_files:
         return NOTHING_SHARED
-    whom = f" for {', '.join(users)}" if users else ""
+    users_text = f" for {', '.join(users)}" if users else ""
     command = f"gpunode unconfigure-runtime --cdi --runtime {name_of_daemon(engines[0].daemon)}"
-    return Shared(notes=(f"{next(iter(ours))} stays{whom}; to take it and its units away: {command}",))
+    return Shared(
+        notes=(f"{next(iter(own_files))} stays{users_text}; to take it and its units away: {command}",)
+    )
 
 
 def _removal(
@@ -119,22 +123,22 @@ def _removal(
     journal: Journal,
     names: tuple[str, ...],
     cdi: bool,
-    known: Callable[[], Original],
+    read_original: Callable[[], Original],
     shared: Callable[[], Shared],
 ) -> Intent:
     def plan(active: Active | None) -> Plan:
-        own, beside = _own(engine, journal, names, cdi, known(), active), shared()
+        own, beside = _own(engine, journal, names, cdi, read_original(), active), shared()
         full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
         return replace(full, notes=(*full.notes, *beside.notes))
 
-    def gone(active: Active) -> bool:
+    def is_removed(active: Active) -> bool:
         return not any(name in active.handlers for name in names)
 
     def done() -> None:
-        for entry in known().entries:
+        for entry in read_original().entries:
             journal.tidy(entry)
 
-    return Intent(REMOVAL, names, plan, gone, done=done)
+    return Intent(REMOVAL, names, plan, is_removed, done=done)
 
 
 def _own(
@@ -142,18 +146,18 @@ def _own(
     journal: Journal,
     names: tuple[str, ...],
     cdi: bool,
-    known: Original,
+    original: Original,
     active: Active | None,
 ) -> Plan:
     """The plan for the engine's files: as they were before, or without the runtimes."""
-    ours = switched_cdi(engine, journal, names)
-    edits = tuple(edit for edit in known.edits if edit.path not in _cdi_paths(engine.host))
-    if edits and (ours or not cdi):  # the earlier file may have another tool's switch
-        restored = replace(known, edits=edits, units=()).plan(engine, names, active)
+    own_cdi = switched_cdi(engine, journal, names)
+    edits = tuple(edit for edit in original.edits if edit.path not in _cdi_paths(engine.host))
+    if edits and (own_cdi or not cdi):  # the earlier file may have another tool's switch
+        restored = replace(original, edits=edits, units=()).plan(engine, names, active)
         if _loads(engine, restored):
             return restored
     previous = previous_default(engine, journal, names)
-    return engine.plan_removal(UnwantedConfig(names, previous, cdi or ours), active)
+    return engine.plan_removal(UnwantedConfig(names, previous, cdi or own_cdi), active)
 
 
 def _cdi_paths(host: Host) -> tuple[str, ...]:
@@ -163,13 +167,13 @@ def _cdi_paths(host: Host) -> tuple[str, ...]:
 
 def cdi_files(host: Host) -> tuple[FileEdit, ...]:
     """Files that gpunode itself made for CDI and that still exist, to be removed."""
-    ours: list[FileEdit] = []
+    edits: list[FileEdit] = []
     for path in _cdi_paths(host):
         content = host.read_bytes(path)
         specification = path not in _UNIT_FILES
         if made_by_gpunode(content) if specification else refresh.MARKER.encode() in (content or b""):
-            ours.append(FileEdit(path, content, None, generated=specification, beside=True))
-    return tuple(ours)
+            edits.append(FileEdit(path, content, None, generated=specification, beside=True))
+    return tuple(edits)
 
 
 def _loads(engine: Engine, plan: Plan) -> bool:

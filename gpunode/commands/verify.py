@@ -55,14 +55,14 @@ _HINTS = {
 def run(host: Host, progress: Progress, timeout: float = SECONDS) -> Result:
     """Run CUDA on the host, with `timeout` seconds for each device. Exit 1 if a device fails or there is
     none; errors name the cause and the fix."""
-    known, desired = _known(host, progress)
+    nvml, desired = _probed(host, progress)
     if not host.live:
-        return _simulated(known, desired, progress)
+        return _simulated(nvml, desired, progress)
     answer = Answer(())
     if desired.runnable or not desired.settled:
         with progress.step("vector-add on host"):
             answer = _on_host(host, timeout, desired)
-    return _proof("host", known, desired, answer)
+    return _proof("host", nvml, desired, answer)
 
 
 def run_in_container(host: Host, request: ContainerRequest, progress: Progress) -> Result:
@@ -70,31 +70,33 @@ def run_in_container(host: Host, request: ContainerRequest, progress: Progress) 
     for each device."""
     if request.image:
         return _own_image(host, request, progress)
-    known, desired = _known(host, progress)
+    nvml, desired = _probed(host, progress)
     answer, via = Answer(()), ""
     if desired.runnable or not desired.settled:
         with progress.step(f"vector-add on {request.engine}"):
             answer, via = in_container(host, request, desired.uuids, progress)
-    return _proof(request.engine, known, desired, answer, via)
+    return _proof(request.engine, nvml, desired, answer, via)
 
 
-def _known(host: Host, progress: Progress) -> tuple[NvmlProbe, Plan]:
+def _probed(host: Host, progress: Progress) -> tuple[NvmlProbe, Plan]:
     with progress.step("querying NVML for the GPUs"):
-        known = probe(host, _NVML_SECONDS)
-    return known, vectoradd.plan(known.inventory)
+        nvml = probe(host, _NVML_SECONDS)
+    return nvml, vectoradd.plan(nvml.inventory)
 
 
-def _proof(on: str, known: NvmlProbe, desired: Plan, answer: Answer, via: str = "") -> Result:
-    messages = () if known.inventory else (f"NVML: {known.message}; the devices were read from CUDA",)
+def _proof(on: str, nvml: NvmlProbe, desired: Plan, answer: Answer, via: str = "") -> Result:
+    messages = () if nvml.inventory else (f"NVML: {nvml.message}; the devices were read from CUDA",)
     return _report(Verification(on, vectoradd.merge(desired, answer.devices), via=via), answer, messages)
 
 
-def _simulated(known: NvmlProbe, desired: Plan, progress: Progress) -> Result:
+def _simulated(nvml: NvmlProbe, desired: Plan, progress: Progress) -> Result:
     """A recorded machine: the sums of its GPUs are computed on this CPU, and every result says so."""
-    if known.inventory is None:
-        raise explain_failure(known)
+    if nvml.inventory is None:
+        raise explain_failure(nvml)
     with progress.step("vector-add, simulated"):
-        done = tuple(vectoradd.vector_add((one.index, one.uuid, one.name) for one in desired.runnable))
+        done = tuple(
+            vectoradd.vector_add((device.index, device.uuid, device.name) for device in desired.runnable)
+        )
     data = Verification("host", vectoradd.merge(desired, done))
     return _report(data, Answer(done), (vectoradd.NOTICE,))
 
@@ -135,10 +137,10 @@ def _without_driver(answer: Answer) -> bool:
 
 
 def _not_injected(host: Host, runtime_name: str, done: ContainerOutcome, answer: Answer) -> GpunodeError:
-    said = " ".join([answer.error, *(device.message for device in answer.devices)])
-    if "Permission denied" in said:
+    output = " ".join([answer.error, *(device.message for device in answer.devices)])
+    if "Permission denied" in output:
         return GpunodeError(
-            f"the container may not read the NVIDIA driver it was given ({done.way}): {said}",
+            f"the container may not read the NVIDIA driver it was given ({done.way}): {output}",
             hint="setsebool -P container_use_devices on; see ausearch -m avc -ts recent",
             code="driver-denied",
         )
@@ -155,10 +157,12 @@ def _read(code: int, stdout: str, stderr: str) -> Answer:
     try:
         return vectoradd.read_answer(stdout)
     except ValueError as error:
-        how = f"was ended by {signal_name(code)}" if code < 0 else f"ended with code {code} and no result"
-        said = (stderr.strip().splitlines() or [""])[-1]
+        ending = f"was ended by {signal_name(code)}" if code < 0 else f"ended with code {code} and no result"
+        last_line = (stderr.strip().splitlines() or [""])[-1]
         raise GpunodeError(
-            f"the vector-add {how}" + (f": {said}" if said else ""), hint=_DOCTOR, code="cuda-crash"
+            f"the vector-add {ending}" + (f": {last_line}" if last_line else ""),
+            hint=_DOCTOR,
+            code="cuda-crash",
         ) from error
 
 
@@ -169,8 +173,8 @@ def _own_image(host: Host, request: ContainerRequest, progress: Progress) -> Res
     if done.exit_code == 0 and _PASSED in done.stdout:
         result = DeviceResult(0, "", request.image, milliseconds=done.seconds * 1000, message=_PASSED)
     else:
-        said = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"])[-1]
-        message = f"exit code {done.exit_code}, no {_PASSED!r}: {said}"
+        last_line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it said nothing"])[-1]
+        message = f"exit code {done.exit_code}, no {_PASSED!r}: {last_line}"
         result = DeviceResult(0, "", request.image, status="fail", message=message)
     data = Verification(request.engine, (result,), request.image, str(done.way))
     return _report(data, Answer((result,)), ())
@@ -189,9 +193,9 @@ def _errors(devices: Sequence[DeviceResult], answer: Answer) -> list[ErrorInfo]:
     failed = [device for device in devices if _failed(device)]
     if failed:
         causes = {device.message for device in failed}
-        which = ", ".join(dict.fromkeys(str(device.index) for device in failed))
+        indexes = ", ".join(dict.fromkeys(str(device.index) for device in failed))
         cause = f": {causes.pop()}" if len(causes) == 1 else ""
-        message = f"{len(failed)} of {len(devices)} devices failed (GPU {which}){cause}"
+        message = f"{len(failed)} of {len(devices)} devices failed (GPU {indexes}){cause}"
         return [ErrorInfo("device-failed", message, _hint(failed))]
     if not any(device.status == "ok" for device in devices):
         return [ErrorInfo("no-device", "there is no GPU to verify", _DOCTOR)]
@@ -217,9 +221,9 @@ def _blocks(data: Verification, answer: Answer) -> tuple[Block, ...]:
     rows = tuple(_row(device) for device in devices)
     good = sum(device.status == "ok" for device in devices)
     elements = max((device.elements for device in answer.devices), default=0)
-    what = f" of {elements} elements" if elements else ""
+    size = f" of {elements} elements" if elements else ""
     where = f"{data.on} ({data.via})" if data.via else data.on
-    summary = f"Vector-add{what} on {where}: {good} of {len(devices)} devices right"
+    summary = f"Vector-add{size} on {where}: {good} of {len(devices)} devices right"
     style = Style.BAD if not good or any(map(_failed, devices)) else Style.GOOD
     return Table(("GPU", "NAME", "UUID", "MAX ERROR", "TIME", "RESULT"), rows), Text(summary, style)
 
@@ -361,13 +365,13 @@ def verify(
 def _refuse_contradictions(on: Place, image: str, socket: str, config: str, *, cdi: bool, pod: str) -> None:
     """`UsageError` for options of another target; `pod` is the first option for a pod, empty for none."""
     if on is Place.KUBERNETES:
-        given = "--cdi" if cdi else "--socket" if socket else "--config" if config else ""
-        if given:
-            raise UsageError(f"{given} is for a container engine", hint="leave it out with --on kubernetes")
+        option = "--cdi" if cdi else "--socket" if socket else "--config" if config else ""
+        if option:
+            raise UsageError(f"{option} is for a container engine", hint="leave it out with --on kubernetes")
         return
     if pod:
         raise UsageError(f"{pod} is for a pod, and --on is {on.value}", hint="gpunode verify --on kubernetes")
-    given = f"--image {image}" if image else "--cdi" if cdi else ""
-    if given and on is Place.HOST:
-        what = "an image" if image else "CDI"
-        raise UsageError(f"{what} needs a container engine", hint=f"gpunode verify --on docker {given}")
+    option = f"--image {image}" if image else "--cdi" if cdi else ""
+    if option and on is Place.HOST:
+        subject = "an image" if image else "CDI"
+        raise UsageError(f"{subject} needs a container engine", hint=f"gpunode verify --on docker {option}")

@@ -70,20 +70,20 @@ class Follower:
     def follow(self, namespace: str, created: Json, timeout: float) -> Outcome:
         """`ClusterError` if the API server refuses or stays unreachable. At most `timeout` seconds."""
         began = self._host.monotonic()
-        name, pod, found, looks = str(created["metadata"]["name"]), created, State(Phase.PENDING), 0
+        name, pod, state, looks = str(created["metadata"]["name"]), created, State(Phase.PENDING), 0
         while True:
             pod = self._look(namespace, name, pod, began + timeout)
-            found = pods.state(pod, self._events(namespace, pod), self._aim)
+            state = pods.state(pod, self._events(namespace, pod), self._aim)
             waited = self._host.monotonic() - began
-            known = found.ended or self._silent is not None  # an unreachable server has its own limit
-            given_up = None if known else self._out_of_patience(found, waited, timeout)
-            if found.ended or given_up is not None:
+            exempt = state.ended or self._silent is not None  # an unreachable server has its own limit
+            given_up = None if exempt else self._out_of_patience(state, waited, timeout)
+            if state.ended or given_up is not None:
                 break
             self._host.sleep(_PAUSES[min(looks, len(_PAUSES) - 1)])
             looks += 1
-        log = self._log(namespace, name) if found.phase is not Phase.PENDING else ""
-        reason = given_up or pods.verdict(found, log, self._aim)
-        return Outcome(name, found.phase, reason, log, pods.allocation(pod), waited)
+        log = self._log(namespace, name) if state.phase is not Phase.PENDING else ""
+        reason = given_up or pods.verdict(state, log, self._aim)
+        return Outcome(name, state.phase, reason, log, pods.allocation(pod), waited)
 
     def _look(self, namespace: str, name: str, before: Json, until: float) -> Json:
         """The pod as it is now; its last state while the server is briefly unreachable, and not past
@@ -91,8 +91,8 @@ class Follower:
         try:
             pod = self._cluster.get("Pod", name, namespace)
         except NotFound:
-            gone = {"metadata": {**before["metadata"], "deletionTimestamp": "now"}}
-            return {**before, **gone}
+            deleted = {"metadata": {**before["metadata"], "deletionTimestamp": "now"}}
+            return {**before, **deleted}
         except (Unavailable, Unreachable) as error:
             now = self._host.monotonic()
             if self._silent is None:
@@ -120,14 +120,14 @@ class Follower:
             return ()
         return ()
 
-    def _out_of_patience(self, found: State, waited: float, timeout: float) -> Reason | None:
+    def _out_of_patience(self, state: State, waited: float, timeout: float) -> Reason | None:
         """The reason that has lasted too long, or the timeout."""
-        reason, now = found.reason, self._host.monotonic()
+        reason, now = state.reason, self._host.monotonic()
         if reason is None:
             self._since.clear()
         else:
             if reason != self._reason:
-                self._progress.info(f"{found.phase}: {reason.message}")
+                self._progress.info(f"{state.phase}: {reason.message}")
             if now - self._since.setdefault(reason.code, now) >= reason.patience:
                 return reason
         self._reason = reason
@@ -135,12 +135,12 @@ class Follower:
             return None
         if reason is not None:
             return reason
-        if found.phase is Phase.RUNNING:
-            said = f"the pod still runs after {timeout:g} s"
-            return Reason("pod-hangs", said, f"a GPU may hang: {DOCTOR}; or a longer --timeout")
-        said = f"the pod had not started after {timeout:g} s, for an unknown reason"
+        if state.phase is Phase.RUNNING:
+            message = f"the pod still runs after {timeout:g} s"
+            return Reason("pod-hangs", message, f"a GPU may hang: {DOCTOR}; or a longer --timeout")
+        message = f"the pod had not started after {timeout:g} s, for an unknown reason"
         return Reason(
-            "pod-slow", said, "a large image takes its time: a longer --timeout; kubectl describe pod"
+            "pod-slow", message, "a large image takes its time: a longer --timeout; kubectl describe pod"
         )
 
     def _log(self, namespace: str, name: str) -> str:
@@ -192,11 +192,11 @@ def _is_old(host: Host, pod: Json) -> bool:
     """Long past its own deadline, with a margin for different clocks."""
     try:
         created = str(pod["metadata"].get("creationTimestamp"))
-        made = datetime.strptime(created, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        created_at = datetime.strptime(created, "%Y-%m-%dT%H:%M:%S%z").timestamp()
         allowed = float((pod.get("spec") or {}).get("activeDeadlineSeconds") or 0)
     except (OverflowError, TypeError, ValueError):
         return False
-    return host.now() - made > 2 * allowed + 600
+    return host.now() - created_at > 2 * allowed + 600
 
 
 AUTO = "auto"
@@ -264,20 +264,20 @@ def _case(host: Host, cluster: Cluster, pod: VectorAdd, request: PodRequest, pro
     """`pod` with the cluster's data: the node and its labels, the namespace."""
     name, source = node_name(host, request.node, cluster.node)
     try:
-        found = patiently(host, progress, lambda: cluster.get("Node", name))
+        node = patiently(host, progress, lambda: cluster.get("Node", name))
     except NotFound as error:
         error.hint = access.hint(host, cluster, source)
         raise
-    labels = found.get("metadata", {}).get("labels") or {}
+    labels = node.get("metadata", {}).get("labels") or {}
     namespace = pod.namespace or cluster.namespace
-    made = replace(
+    full_pod = replace(
         pod,
         namespace=namespace,
         hostname=str(labels.get(HOSTNAME) or name),
         seconds=math.ceil(request.timeout) + _GRACE,
         run=secrets.token_hex(8),
     )
-    return _Case(cluster, namespace, made, _aim(host, name, found, pod), request.timeout)
+    return _Case(cluster, namespace, full_pod, _aim(host, name, node, pod), request.timeout)
 
 
 def _aim(host: Host, name: str, node: Json, pod: VectorAdd) -> Aim:
@@ -305,7 +305,16 @@ def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
         own = read_own_status(host, _STATE_DIR)
     except GpunodeError:  # the file belongs to root
         return ()
-    units = [unit for one in own.resources if one.name == resource for unit in one.units] if own else []
+    units = (
+        [
+            unit
+            for resource_status in own.resources
+            if resource_status.name == resource
+            for unit in resource_status.units
+        ]
+        if own
+        else []
+    )
     return tuple(
         one_line(f"GPU {unit.index} {unit.id}: {unit.problem.reason}") for unit in units if unit.problem
     )
@@ -373,16 +382,16 @@ def _remove(host: Host, case: _Case, progress: Progress, names: list[str], trace
         for name in names or _of_this_run(host, case, progress):
             _delete(host, case, progress, name)
     except ClusterError as error:
-        which = f"pod {names[0]}" if names else f"pods --selector {RUN}={case.pod.run}"
-        words = f"kubectl --namespace {case.namespace} delete {which}"
+        target = f"pod {names[0]}" if names else f"pods --selector {RUN}={case.pod.run}"
+        words = f"kubectl --namespace {case.namespace} delete {target}"
         traces.append(f"the pod may be left in {case.namespace} ({error.message}); remove it: {words}")
         progress.note(traces[-1])
 
 
 def _of_this_run(host: Host, case: _Case, progress: Progress) -> list[str]:
     mark = {RUN: case.pod.run}
-    found = patiently(host, progress, lambda: case.cluster.list("Pod", case.namespace, labels=mark))
-    return [str(one["metadata"]["name"]) for one in found]
+    pod_list = patiently(host, progress, lambda: case.cluster.list("Pod", case.namespace, labels=mark))
+    return [str(pod["metadata"]["name"]) for pod in pod_list]
 
 
 def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
@@ -414,13 +423,13 @@ def _report(case: _Case, outcome: Outcome, traces: tuple[str, ...]) -> Result:
         log=tuple(outcome.log.splitlines()),
         removed=not traces,
     )
-    shown = DeviceResult(
+    device = DeviceResult(
         *(0, "", case.pod.image),
         status="fail" if reason else "ok",
         milliseconds=outcome.seconds * 1000,
         message=reason.message if reason else pods.PASSED,
     )
-    data = Verification("kubernetes", (shown,), case.pod.image, outcome.via, pod)
+    data = Verification("kubernetes", (device,), case.pod.image, outcome.via, pod)
     errors = (ErrorInfo(reason.code, f"{case.aim.node}: {reason.message}", reason.hint),) if reason else ()
     return Result(
         "Verification",
