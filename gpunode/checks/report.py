@@ -105,6 +105,7 @@ _STYLES = {
 _ENGINES = ("docker", "containerd")
 # a drain waits for the kubelet and its engine to end the pods
 _DRAINS_BY = ("containerd-not-restarted", "crio-not-running", "kubelet-not-running")
+_NOTHING_TO_BREAK = ("pci-no-gpu", "driver-not-installed")
 # the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
@@ -161,9 +162,9 @@ def _before_reboot(
 class RebootVerdict:
     """Ids of findings: `findings` to fix before a reboot, `mends` that a reboot fixes, and `unjudged` checks
     without a result because this user has no permission or the check itself failed. `waiting` are checks
-    that run only once another problem is fixed. `safe` is null if nothing was found but not everything was
-    checked. `before` has the findings with a reboot in their fix, each with those to fix before that
-    reboot."""
+    that run only once another problem is fixed, except where the node has no GPU or no driver, which a reboot
+    could break. `safe` is null if nothing was found but checks are `unjudged`. `before` has the findings
+    with a reboot in their fix, each with those to fix before that reboot."""
 
     safe: bool | None
     findings: tuple[str, ...]
@@ -190,13 +191,15 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
         or (finding.status is FindingStatus.PASS and finding.layer not in _ENGINES)
         for finding in here
     )
+    waiting = tuple(
+        finding.id for finding in here if finding.blocked_by and finding.blocked_by not in _NOTHING_TO_BREAK
+    )
     safe = False if breaks else (True if is_judged and not unjudged else None)
     before = {
         finding.id: _before_reboot(findings, finding, breaks)
         for finding in findings
         if finding.status in _BAD
     }
-    waiting = tuple(finding.id for finding in here if finding.blocked_by)
     return RebootVerdict(
         safe, breaks, fixed_by_reboot, unjudged, waiting, {name: ids for name, ids in before.items() if ids}
     )
@@ -467,22 +470,19 @@ def _notes(findings: tuple[Finding, ...]) -> Iterator[Block]:
 def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
     """The section about the next boot."""
     verdict = reboot(findings)
-    breaks, fixed_by_reboot, unjudged = verdict.findings, verdict.mends, verdict.unjudged
-    if verdict.safe is None and not (fixed_by_reboot or unjudged):
+    breaks, fixed_by_reboot, left = verdict.findings, verdict.mends, (*verdict.unjudged, *verdict.waiting)
+    if verdict.safe is None and not (fixed_by_reboot or left):
         return
     yield Text("")
     if breaks:
         yield Text("Safe to reboot? No, fix this before a reboot:", Style.WARN)
         yield from (Text(f"  {identifier}", Style.WARN) for identifier in breaks)
-    elif unjudged:
-        unread = all(_unread(finding) for finding in findings if finding.id in unjudged)
-        doubt = f"{many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
+    elif left:
+        unread = all(_unread(finding) for finding in findings if finding.id in left)
+        doubt = f"{many(len(left), 'check')} could not run{' without root' if unread else ''}"
         yield Text(f"Safe to reboot? No problem found, but {doubt}", Style.WARN)
     else:
-        waiting = f"; {many(len(verdict.waiting), 'check')} not run yet" if verdict.waiting else ""
-        yield Text(
-            f"Safe to reboot? Yes: no check found a problem that a reboot would cause{waiting}", Style.GOOD
-        )
+        yield Text("Safe to reboot? Yes: no check found a problem that a reboot would cause", Style.GOOD)
     if fixed_by_reboot:
         yield Text(f"  A reboot fixes {', '.join(fixed_by_reboot)}", Style.DIM)
 

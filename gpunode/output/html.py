@@ -155,18 +155,20 @@ def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
 
 def _reboot(report: Report) -> Iterator[str]:
     verdict = report.data["reboot"]
-    fixed_by_reboot, unjudged = verdict.get("mends", ()), verdict.get("unjudged", ())
-    if verdict["safe"] is None and not (fixed_by_reboot or unjudged):
+    fixed_by_reboot = verdict.get("mends", ())
+    left = (*verdict.get("unjudged", ()), *verdict.get("waiting", ()))
+    if verdict["safe"] is None and not (fixed_by_reboot or left):
         return
-    mood = "good" if verdict["safe"] else "warn"
+    mood = "good" if verdict["safe"] and not left else "warn"
     yield f'<section class="card reboot {mood}" aria-labelledby="reboot">'
     yield '<h2 id="reboot">Safe to reboot?</h2>'
-    if verdict["safe"]:
-        waiting = f"; {many(len(verdict['waiting']), 'check')} not run yet" if verdict["waiting"] else ""
-        yield f"<p>Yes: no check found a problem that a reboot would cause{waiting}.</p>"
+    if verdict["safe"] and not left:
+        yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
     elif not verdict["findings"]:
-        unread = all(finding["skipped"] for finding in report.findings if finding["id"] in unjudged)
-        doubt = f"{many(len(unjudged), 'check')} had no result{' without root' if unread else ''}"
+        unread = all(
+            finding["skipped"] == "unreadable" for finding in report.findings if finding["id"] in left
+        )
+        doubt = f"{many(len(left), 'check')} could not run{' without root' if unread else ''}"
         yield f"<p>No problem found, but {doubt}.</p>"
     else:
         yield "<p>No, fix this before a reboot:</p><ul>"
