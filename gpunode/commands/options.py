@@ -14,7 +14,7 @@ Strings = list[str] | None
 
 
 def duration_option(*flags: str, least: float, default: float | str, help: str) -> Any:
-    """An option for a duration in seconds: 500ms, 60s, 2m or 1h; a number without a unit is in seconds.
+    """An option for a duration in seconds: 500ms, 60s, 2m or 1h, or a number of seconds.
 
     `default` is shown in the help; a text where it depends on something else.
     """
@@ -25,7 +25,7 @@ def duration_option(*flags: str, least: float, default: float | str, help: str) 
         if isinstance(value, float):  # Typer passes the default, too
             return value
         try:
-            return duration(value, least, bare=True)
+            return duration(value, least)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.settings import NameRule, SharedResource, Sharing, resource_name_problem
-from gpunode.plugin.config.values import Problem, nearest, parse, selector
+from gpunode.plugin.config.values import Problem, is_number, nearest, parse, selector
 
 # Walks a config file's tree: looks keys up, names what is unknown, collects every problem with its line.
 
@@ -117,8 +117,8 @@ class Reader:
             self.wrong(item.line, path, f"expected {expected(option)}; found {item.what}")
             return None
         text = _YAML_WORDS.get(item.text, item.text) if option.kind == "boolean" else item.text
-        if option.kind in ("hold", "interval") and text.isdecimal():
-            text += "ns"  # as in every duration of NVIDIA's format
+        if option.kind in ("hold", "interval") and is_number(text):
+            text += "ns"  # as in every duration of NVIDIA's format, not seconds as on the command line
         return [text]
 
     def _without_nonsense(self, option: Option, texts: list[str], item: Item, path: str) -> list[str]:

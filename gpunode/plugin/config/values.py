@@ -110,10 +110,7 @@ def _resource(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    try:
-        return duration(text, 0.01, bare=True)
-    except ValueError as error:
-        raise ValueError(f"{error}; without a unit it is a number of seconds") from None
+    return duration(text, 0.01)
 
 
 def _hold(text: str) -> float:
@@ -126,21 +123,24 @@ def _interval(text: str) -> float:
     return duration(text, 0.1)
 
 
-def duration(text: str, least: float, *, bare: bool = False) -> float:
-    """Seconds from a Go duration such as 1h30m, 60s or 500ms; `bare`: a number without a unit is seconds.
+def duration(text: str, least: float) -> float:
+    """Seconds from a Go duration such as 1h30m, 60s or 500ms, or from a number of seconds.
 
     ValueError if it is invalid, shorter than `least` seconds or longer than a day.
     """
-    seconds = float(text) if bare and _NUMBER.fullmatch(text) else _go_duration(text)
+    seconds = float(text) if is_number(text) else _go_duration(text)
     if not least <= seconds <= 86400:
         raise ValueError(f"{text} is not between {least:g}s and 24h")
     return seconds
 
 
+def is_number(text: str) -> bool:
+    """Whether the text is a number without a unit."""
+    return _NUMBER.fullmatch(text) is not None
+
+
 def _go_duration(text: str) -> float:
-    if _NUMBER.fullmatch(text) and float(text):
-        raise ValueError(f"{text} has no unit; write {text}s for seconds")
-    if text != "0" and not _DURATION.fullmatch(text):
+    if not _DURATION.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration such as 60s, 1m30s or 500ms")
     seconds = sum(float(number) * _NANOSECONDS[unit] for number, unit in _TERM.findall(text)) / 1e9
     if 0 < seconds < 0.001:

@@ -124,6 +124,7 @@ WRONG = {
     "flags:\n  nvidiaDriverRoot: run": "2: flags.nvidiaDriverRoot: 'run' is not an absolute path",
     "imex:\n  channelIDs: [1]": "2: imex.channelIDs: only channel 0, or none, can be handed out",
     "health:\n  holdDown: 60": "2: health.holdDown: 60ns can",
+    "health:\n  holdDown: 1.5": "2: health.holdDown: 1.5ns can",
     "health:\n  disable: [ecc]": "2: health.disable: 'ecc' is not an XID",
     "sharing:\n  mps:\n    resources: []": "3: sharing.mps.resources: at least one {name, replicas}",
     "sharing:\n  mps:\n    renameByDefault: true": "3: sharing.mps.resources: at least one",
