@@ -181,11 +181,11 @@ def _nothing(host: Host) -> NoAccess:
     user = host.environ.get("SUDO_USER")
     own = (_absolute(f"~{user}/.kube/config"),) if user else ()
     existing = [path for path in (*own, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
-    first, *others = existing or ["PATH"]
-    also = f" (or {', '.join(others)})" if others else ""
+    offer = f"here are {', '.join(existing)}; " if existing else ""
+    path = existing[0] if existing else "PATH"
     return NoAccess(
         "no API server is configured: no KUBECONFIG, no ~/.kube/config, no service account of a pod",
-        hint=f"--kubeconfig {first}{also}, --kubeconfig kubelet (this node's own),"
+        hint=f"{offer}--kubeconfig {path}, --kubeconfig kubelet (this node's own),"
         " or kubectl proxy and --server http://127.0.0.1:8001",
     )
 

@@ -116,7 +116,7 @@ def test_hint_names_the_kubeconfig_of_the_user_who_called_sudo(tmp_path: Path) -
     with pytest.raises(GpunodeError) as caught:
         find(Host(tmp_path, environ={"HOME": "/nowhere", "SUDO_USER": "root"}), Access())
     assert caught.value.hint.startswith(
-        "--kubeconfig /root/.kube/config (or /etc/kubernetes/admin.conf), --kubeconfig kubelet"
+        "here are /root/.kube/config, /etc/kubernetes/admin.conf; --kubeconfig /root/.kube/config, "
     )
 
 
