@@ -473,11 +473,14 @@ def test_root_that_is_not_a_directory_is_a_usage_error(tmp_path: Path) -> None:
     assert "hint: " in ran.err
 
 
-def test_rollback_with_an_empty_journal_refers_to_no_list(tmp_path: Path) -> None:
+def test_rollback_with_an_empty_journal_refers_to_reset_and_no_list(tmp_path: Path) -> None:
     build_demo_node(tmp_path)
     ran = gpunode("rollback", "--dry-run", "--root", str(tmp_path))
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "error: nothing to roll back: /var/lib/gpunode/journal has no entries\n"
+    assert ran.err == (
+        "error: nothing to roll back: /var/lib/gpunode/journal has no entries\n"
+        "hint: no change was recorded here; look for other traces of gpunode: gpunode reset --dry-run\n"
+    )
 
 
 def test_root_of_empty_directories_gives_a_report(tmp_path: Path) -> None:

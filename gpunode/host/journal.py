@@ -52,6 +52,7 @@ STATE_DIRECTORY = "/var/lib/gpunode"
 LOCK = "/run/gpunode/lock"  # in our own directory: every user can create files in /run/lock
 KEEP = 50  # a rollback needs the entries with the content before the first change
 LIST_HINT = "see what there is: gpunode journal list"
+_NO_ENTRIES_HINT = "no change was recorded here; look for other traces of gpunode: gpunode reset --dry-run"
 OPEN_STATES = ("begun", "applied")
 
 
@@ -288,7 +289,7 @@ class Journal:
         listed = ", ".join(known)
         none = "every change has been rolled back" if entries else f"{self.directory} has no entries"
         problem = f"no such journal entry: {name}" if name else f"nothing to roll back: {none}"
-        see = LIST_HINT if entries or name else ""
+        see = LIST_HINT if entries or name else _NO_ENTRIES_HINT
         if name in entries:
             entry = entries[name]
             why = "it changed packages" if entry.of_packages else f"it is {entry.state}"
