@@ -384,10 +384,10 @@ def checked_server(url: str, source: str) -> str:
     except ValueError:
         sound = False
     if not sound or not url.isprintable() or " " in url:
-        raise NoAccess(
-            f"{source}: {url[:_LONGEST]!r} is not the address of an API server",
-            hint="it is such as https://10.0.0.1:6443",
-        )
+        hint = "it is such as https://10.0.0.1:6443"
+        if source == "--server":
+            hint = "name a kubectl proxy, such as http://127.0.0.1:8001; or use --kubeconfig without --server"
+        raise NoAccess(f"{source}: {url[:_LONGEST]!r} is not the address of an API server", hint=hint)
     return url.rstrip("/")
 
 

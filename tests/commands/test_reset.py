@@ -256,5 +256,6 @@ def test_a_file_that_holds_what_an_older_entry_found_is_restored_already(root: P
 
 def test_malformed_server_is_refused_before_the_plan(root: Path) -> None:
     ran = run(root, "reset", "--dry-run", "--server", "foo")
-    error = ran.err.splitlines()[0]
+    error, hint = ran.err.splitlines()
     assert (ran.code, ran.out, error) == (2, "", "error: --server: 'foo' is not the address of an API server")
+    assert hint.startswith("hint: name a kubectl proxy, such as http://127.0.0.1:8001"), "as --help says"
