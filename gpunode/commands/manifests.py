@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ import typer
 from gpunode import __version__
 from gpunode.commands.completion import one_of, resources
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DriverRootOption
+from gpunode.commands.options import DriverRootOption, Strings
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.facts.images import vector_add_image
@@ -68,16 +68,6 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     account that may create pods gets a namespace of its own, because its pods could use any other account
     there.
     """
-    uses = tuple(word for use in uses for word in use.split(","))
-    unknown = [use for use in uses if use not in USES]
-    if unknown:
-        from gpunode.plugin.config.values import nearest
-
-        near = nearest(unknown[0], USES)
-        raise UsageError(
-            f"--for: {unknown[0]!r} is not one of {', '.join(USES)}",
-            hint=f"did you mean {near}?" if near else "see gpunode manifests rbac --help",
-        )
     by_use = "-".join((MANAGER, *sorted(set(uses))))
     name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else by_use)
     own = not namespace and "verify" in uses
@@ -91,6 +81,21 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     if "verify" in uses:
         messages.append(f"verify with it: gpunode verify --on kubernetes --namespace {namespace}")
     return printed(objects, tuple(messages))
+
+
+def listed_words(flag: str, values: Sequence[str], allowed: Collection[str], command: str) -> tuple[str, ...]:
+    """The words of an option that is repeated, or has them separated by commas. `UsageError` for others."""
+    words = tuple(word.strip() for value in values for word in value.split(","))
+    unknown = [word for word in words if word not in allowed]
+    if unknown:
+        from gpunode.plugin.config.values import nearest
+
+        near = nearest(unknown[0], allowed)
+        raise UsageError(
+            f"{flag}: {unknown[0]!r} is not one of {', '.join(allowed)}",
+            hint=f"did you mean {near}?" if near else f"see {command} --help",
+        )
+    return words
 
 
 def vector_add_pod(
@@ -109,9 +114,10 @@ def vector_add_pod(
     )
 
 
-def printed(objects: Objects, messages: tuple[str, ...] = ()) -> Result:
-    """Objects as a YAML stream, the same for people and programs."""
-    lines = tuple(Text(line, Style.DOCUMENT) for line in documents(objects).splitlines())
+def printed(objects: Objects, messages: tuple[str, ...] = (), comments: tuple[str, ...] = ()) -> Result:
+    """Objects as a YAML stream, the same for people and programs, after the `comments`."""
+    text = (*(f"# {comment}" for comment in comments), *documents(objects).splitlines())
+    lines = tuple(Text(line, Style.DOCUMENT) for line in text)
     return Result("Manifests", Manifests(objects), messages=messages, blocks=lines)
 
 
@@ -166,16 +172,20 @@ def checked_resource(name: str) -> str:
 
 # `gpunode manifests daemon-set` and `all`: the device plugin, and every object that it needs.
 
+IMAGE_HINT = (
+    "make image builds it; push it to a registry, and name yours with --image"
+    f" REGISTRY/gpunode:{__version__} (docs/manifests.md)"
+)
 OWN_NAMESPACE = "kube-system"  # exists in every cluster, and lets pods mount the node's directories
 
 
 def run_plugin(desired: PluginSet) -> Result:
     """The DaemonSet, preceded by the ConfigMap that it reads."""
-    messages = _messages(desired)
+    messages = missing_image(desired.image)
     if rights := uses(desired)[1:]:
         command = " ".join(("gpunode manifests rbac", *(f"--for {right}" for right in rights)))
         messages += (f"keeping labels takes rights of its account: {command}",)
-    return printed(_plugin_objects(desired), messages)
+    return printed(_plugin_objects(desired), messages, missing_image(desired.image))
 
 
 def everything(desired: PluginSet, node: str, taint: bool, image: str, resource: str) -> Result:
@@ -192,13 +202,13 @@ def everything(desired: PluginSet, node: str, taint: bool, image: str, resource:
         name = checked_subdomain(node, "a node's name")
         objects += (manifests.gpu_node(name, desired.vendor, taint=taint),)
     objects += _plugin_objects(desired)
-    messages = _messages(desired)
+    messages = missing_image(desired.image)
     if desired.vendor == "nvidia" or image:
         resource = resource or manifests.resource(desired.vendor)
         objects += (manifests.vector_add(vector_add_pod(image, resource, "", node, desired.runtime_class)),)
     else:
         messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
-    return printed(objects, messages)
+    return printed(objects, messages, missing_image(desired.image))
 
 
 def uses(desired: PluginSet) -> tuple[str, ...]:
@@ -211,12 +221,13 @@ def _plugin_objects(desired: PluginSet) -> Objects:
     return (*((config_map(desired),) if desired.config else ()), daemon_set(desired))
 
 
-def _messages(desired: PluginSet) -> tuple[str, ...]:
-    if pull_policy(desired.image) != "Never":
+def missing_image(image: str) -> tuple[str, ...]:
+    """What to do where the image is in no registry; empty if its name has one."""
+    if pull_policy(image) != "Never":
         return ()
     return (
-        f"no registry has gpunode's image: build {desired.image} on the nodes, or name yours with --image"
-        " (docs/kubernetes.md)",
+        f"no registry has the image {image}: the plugin starts only on nodes that have it already",
+        IMAGE_HINT,
     )
 
 
@@ -239,7 +250,7 @@ def plugin_set(
 ) -> PluginSet:
     """The plugin to deploy. `mps` is the number of replicas, 0 for none; `config_file` is read here, on this
     machine; an empty `image` is our version's image, which the nodes must already have."""
-    nvidia_only = {"--mig": mig, "--mps": mps, "--cdi": cdi, "--driver-root": driver_root}
+    nvidia_only = {"--mig-strategy": mig, "--mps": mps, "--cdi": cdi, "--driver-root": driver_root}
     flag = next((name for name, value in nvidia_only.items() if value), "")
     if vendor == "amd" and flag:
         raise UsageError(f"{flag} is for NVIDIA's GPUs; the vendor is amd", hint=f"leave out {flag}")
@@ -277,7 +288,10 @@ def _refuse_mps_with(mps: int, config_file: str, mig: str) -> None:
             hint="leave out --mps; let the file say sharing.mps and flags.gpunode.mps: true",
         )
     if mps and mig == "mixed":
-        raise UsageError("MPS can't serve the MIG devices that --mig mixed advertises", hint="--mig single")
+        raise UsageError(
+            "MPS can't serve the MIG devices that --mig-strategy mixed advertises",
+            hint="use --mig-strategy single",
+        )
 
 
 def _arguments(mig: str, cdi: bool, driver_root: str, mps: int, labels: Sequence[str]) -> tuple[str, ...]:
@@ -360,21 +374,13 @@ class Mig(StrEnum):
     MIXED = "mixed"
 
 
-class Sink(StrEnum):
-    """Where the plugin keeps the node's labels."""
-
-    NODE = "node"
-    NODE_FEATURE = "node-feature"
-    FILE = "file"
-
-
 ImageOption = Annotated[
     str,
     typer.Option(
         "--image",
         metavar="REF",
-        help="Image that contains gpunode.",
-        show_default=f"gpunode:{__version__}",
+        help="Image of gpunode in your registry (make image builds it).",
+        show_default=f"gpunode:{__version__}, which each node must have",
     ),
 ]
 VendorOption = Annotated[Vendor, typer.Option("--vendor", help="Vendor of the GPUs.")]
@@ -386,6 +392,7 @@ ClassOption = Annotated[
 MigOption = Annotated[
     Mig | None,
     typer.Option(
+        "--mig-strategy",
         "--mig",
         help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none).",
     ),
@@ -400,7 +407,7 @@ CdiOption = Annotated[bool, typer.Option("--cdi", help="Pass GPUs to containers 
 FileOption = Annotated[
     str,
     typer.Option(
-        "--config-file", metavar="FILE", help="Configuration file of the plugin, for its ConfigMap."
+        "--config-file", metavar="FILE", help="Configuration file of the plugin; it becomes a ConfigMap."
     ),
 ]
 KubeletRootOption = Annotated[
@@ -419,10 +426,18 @@ PortOption = Annotated[
 SecretOption = Annotated[
     str, typer.Option("--image-pull-secret", metavar="NAME", help="Image pull secret of the registry.")
 ]
-TaintOption = Annotated[bool, typer.Option("--taint", help="Add a taint that keeps other pods off the node.")]
+TaintOption = Annotated[
+    bool, typer.Option("--taint", help="With --node, add a taint that keeps other pods off.")
+]
+LABEL_SINKS = ("node", "node-feature", "file")
 LabelsOption = Annotated[
-    list[Sink] | None,
-    typer.Option("--labels", help="Also publish the node's labels to this destination (repeatable)."),
+    Strings,
+    typer.Option(
+        "--labels",
+        metavar=f"{'|'.join(LABEL_SINKS)},...",
+        help="Also publish the node's labels.",
+        autocompletion=one_of(*LABEL_SINKS, comma=True),
+    ),
 ]
 ResourceOption = Annotated[
     str,
@@ -449,7 +464,7 @@ def manifests_all(
     image_pull_secret: SecretOption = "",
     labels: LabelsOption = None,
     node: Annotated[
-        str, typer.Option("--node", metavar="NAME", help="Name of the Node to print and to bind the pod to.")
+        str, typer.Option("--node", metavar="NAME", help="Also label this Node, and run the test pod on it.")
     ] = "",
     taint: TaintOption = False,
     test_image: Annotated[
@@ -458,7 +473,16 @@ def manifests_all(
             "--test-image", metavar="REF", help="Image of the test pod.", show_default="NVIDIA's sample"
         ),
     ] = "",
-    resource: ResourceOption = "",
+    resource: Annotated[
+        str,
+        typer.Option(
+            "--resource",
+            metavar="NAME",
+            help="Resource that the pod requests.",
+            show_default="nvidia.com/gpu or amd.com/gpu",
+            autocompletion=resources,
+        ),
+    ] = "",
 ) -> Result:
     """Print RuntimeClass, ServiceAccount, DaemonSet and test pod.
 
@@ -481,7 +505,7 @@ def manifests_all(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=[sink.value for sink in labels or ()],
+        labels=listed_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests all"),
     )
     return everything(desired, node, taint, test_image, resource)
 
@@ -539,7 +563,7 @@ def manifests_daemon_set(
 
     Its service account is printed by gpunode manifests rbac.
 
-    gpunode manifests daemon-set --image example.com/gpunode:1.0 --mig mixed
+    gpunode manifests daemon-set --image example.com/gpunode:1.0 --cdi
     """
     desired = plugin_set(
         session.host,
@@ -555,7 +579,7 @@ def manifests_daemon_set(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=[sink.value for sink in labels or ()],
+        labels=listed_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests daemon-set"),
     )
     return run_plugin(desired)
 
@@ -573,21 +597,31 @@ def manifests_rbac(
         ),
     ] = "",
     uses: Annotated[
-        list[str] | None,
+        Strings,
         typer.Option(
             "--for",
-            metavar="USE",
-            help="Purpose: plugin, labels, node-feature, mig, advertise or verify (repeatable).",
-            autocompletion=one_of("plugin", "labels", "node-feature", "mig", "advertise", "verify"),
+            metavar="USE,...",
+            help="What uses the account: plugin, labels, node-feature, mig, advertise or verify.",
+            show_default="plugin",
+            autocompletion=one_of(*USES, comma=True),
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the account.")] = "",
+    name: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="Name of the account.",
+            show_default="gpunode-USE, for the plugin gpunode-device-plugin",
+        ),
+    ] = "",
 ) -> Result:
     """Print a service account and its rights. The plugin needs no rights unless it publishes labels.
 
-    gpunode manifests rbac --for verify --for advertise
+    gpunode manifests rbac --for verify,advertise
     """
-    return rbac(namespace, tuple(uses or ("plugin",)), name)
+    listed = listed_words("--for", uses or ("plugin",), USES, "gpunode manifests rbac")
+    return rbac(namespace, listed, name)
 
 
 @verb(manifests_app, "vector-add", "Manifests")
@@ -598,9 +632,12 @@ def manifests_vector_add(
         typer.Option("--image", metavar="REF", help="Image of the pod.", show_default="NVIDIA's sample"),
     ] = "",
     resource: ResourceOption = "nvidia.com/gpu",
-    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.")] = "",
+    namespace: Annotated[
+        str,
+        typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.", show_default="kubectl's"),
+    ] = "",
     node: Annotated[
-        str, typer.Option("--node", metavar="NAME", help="Name of the Node to bind the pod to.")
+        str, typer.Option("--node", metavar="NAME", help="Run the pod on this Node.", show_default="any")
     ] = "",
     runtime_class: ClassOption = "nvidia",
 ) -> Result:

@@ -170,13 +170,13 @@ def mig_apply(
 ) -> Result:
     """Apply a MIG configuration. It is refused while GPUs are in use; on failure all is rolled back.
 
-    Needs root.
+    Needs root (except with --dry-run).
 
     gpunode mig apply -f mig.yaml -c all-balanced --dry-run
 
-    gpunode mig apply -f mig.yaml -c all-balanced --drain nvidia-dcgm --persist
+    sudo gpunode mig apply -f mig.yaml -c all-balanced --drain nvidia-dcgm
 
-    gpunode mig apply -f mig.yaml --watch --kubeconfig kubelet
+    sudo gpunode mig apply -f mig.yaml --watch --kubeconfig kubelet
     """
     stops = tuple(drain or ())
     request = LayoutRequest(config_file, selected_config, mode_only, skip_reset, stops, persist)

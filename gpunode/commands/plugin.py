@@ -61,9 +61,9 @@ def plugin_serve(session: Session, **options: Any) -> Result:
 
     The flags, variables and config file of NVIDIA's device plugin are accepted. SIGHUP rereads the file.
 
-    gpunode plugin serve
+    sudo gpunode plugin serve
 
-    gpunode plugin serve --config-file plugin.yaml --device-list-strategy cdi-cri
+    sudo gpunode plugin serve --config-file plugin.yaml --mig-strategy mixed
     """
     return serve(session.host, options)
 

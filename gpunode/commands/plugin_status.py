@@ -498,11 +498,11 @@ def plugin_status(
         duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Time limit for each request."),
     ] = TIMEOUT_SECONDS,
 ) -> Result:
-    """Show which pod holds which GPU. The page also has what is registered, and why a GPU is unhealthy.
+    """Show which pod has which GPU. It also shows what is registered, and why a GPU is unhealthy.
 
-    It works with any device plugin.
+    It works with any device plugin. Needs root to query the kubelet.
 
-    gpunode plugin status
+    sudo gpunode plugin status
     """
     query = Query(kubelet_socket, pod_resources_socket, state_dir, nvml, every, timeout)
     return run(session.host, query, session.progress)

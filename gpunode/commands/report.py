@@ -194,14 +194,16 @@ def report(
         Strings,
         typer.Option(
             "--redact",
-            metavar="hostnames|uuids|all",
-            help="Also redact these values (repeatable); secrets are always redacted.",
+            metavar="hostnames|uuids|all,...",
+            help="Also redact these values; secrets are always redacted.",
         ),
     ] = None,
 ) -> Result:
     """Create a support bundle. It has the doctor's report, its evidence and logs, without secrets.
 
-    gpunode report --redact all
+    Without root the bundle lacks what only root may read.
+
+    sudo gpunode report --redact all
 
     gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """

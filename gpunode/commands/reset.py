@@ -725,9 +725,9 @@ def reset_node(
 
     Needs root, even with --dry-run.
 
-    gpunode reset --dry-run
+    sudo gpunode reset --dry-run
 
-    gpunode reset --yes --kubeconfig kubelet
+    sudo gpunode reset --yes --kubeconfig kubelet
     """
     access = Access(kubeconfig, kube_context, server)
     request = ResetRequest(access, node, dry_run, yes, session.confirm)

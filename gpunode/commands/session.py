@@ -550,10 +550,7 @@ def _with_nearest(error: Any, message: str, hint: str) -> tuple[str, str]:
     near = possible.get(next(iter(get_close_matches(wrong, possible, 1, 0.7)), ""), "")
     message = message.partition(" (Possible option")[0]
     if choice := re.search(r": '([^']+)' is not one of (.+)", message):
-        choices = choice[2].split(", ")
-        near = next(iter(get_close_matches(choice[1].lower(), choices, 1)), "")
-        if "," in choice[1] and set(choice[1].split(",")) <= set(choices):
-            return message, f"give the option several times: {choice[1].replace(',', ', then ')}"
+        near = next(iter(get_close_matches(choice[1].lower(), choice[2].split(", "), 1)), "")
     if command := re.search(r"\. Did you mean '([^']+)'.*", message):
         near, message = command[1], message[: command.start()]
     return message, f"did you mean {near}? {hint[:1].upper()}{hint[1:]}" if near else hint

@@ -102,8 +102,8 @@ ImageOption = Annotated[
     typer.Option(
         "--image",
         metavar="REF",
-        help="With --plugin daemonset, image that contains gpunode.",
-        show_default=f"gpunode:{__version__}",
+        help="With --plugin daemonset, image of gpunode in your registry (make image builds it).",
+        show_default=f"gpunode:{__version__}, which each node must have",
         rich_help_panel="Kubernetes options",
     ),
 ]
@@ -113,15 +113,7 @@ TestImageOption = Annotated[
         "--test-image", metavar="REF", help="Image of the test pod.", show_default="NVIDIA's sample"
     ),
 ]
-WaitOption = Annotated[
-    float,
-    duration_option(
-        "--wait",
-        least=1,
-        default=WAIT_SECONDS,
-        help=WAIT,
-    ),
-]
+WaitOption = Annotated[float, duration_option("--wait", least=1, default=WAIT_SECONDS, help=WAIT)]
 
 
 @verb(setup_app, "setup", "SetupReport")
@@ -147,11 +139,11 @@ def setup(
 ) -> Result:
     """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do.
 
-    Needs root (not with --dry-run), the driver, and the toolkit unless --cdi or --kubernetes is given.
+    Needs root (except with --dry-run), the driver, and the toolkit unless --cdi or --kubernetes is given.
 
-    gpunode setup --runtime containerd
+    sudo gpunode setup --runtime containerd
 
-    gpunode setup --runtime podman --cdi
+    sudo gpunode setup --runtime podman --cdi
 
     gpunode setup --kubernetes --dry-run
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -728,7 +728,10 @@ def daemon_set_step(
 
     def make(dry_run: bool) -> Result:
         assert cluster is not None  # `look` has skipped the step
-        return make_objects(
+        notes = manifests.missing_image(plugin().image)
+        for note in () if dry_run else notes:
+            progress.note(note)
+        result = make_objects(
             host,
             cluster,
             desired(),
@@ -736,6 +739,7 @@ def daemon_set_step(
             dry_run=dry_run,
             settle=lambda: _wait_for_pod(host, cluster, manifests.OWN_NAMESPACE, wait, progress),
         )
+        return replace(result, messages=notes) if dry_run else result
 
     return Step("plugin", f"{command} | kubectl apply -f -", look, lambda: make(True), lambda: make(False))
 
@@ -752,9 +756,7 @@ def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, pro
     reason = _pod_reasons(cluster, namespace)
     hint = f"see its image and node: kubectl describe nodes; with more patience: --wait {2 * wait:g}s"
     if "ErrImageNeverPull" in reason:
-        hint = (
-            "no registry has gpunode's image: put it on the node, or name yours: --image (docs/kubernetes.md)"
-        )
+        hint = manifests.IMAGE_HINT
     raise DaemonError(f"the kubelet took no GPUs within {wait:g} s: {reason}", hint=hint)
 
 

@@ -54,11 +54,14 @@ def toolkit_install(
     version: Annotated[
         str,
         typer.Option(
-            "--version", metavar="X.Y.Z", help="Toolkit version, such as 1.20.0.", show_default="the newest"
+            "--version",
+            metavar="X.Y.Z",
+            help="Version to install, upgrade or downgrade to, such as 1.20.0.",
+            show_default="the installed, else the newest",
         ),
     ] = "",
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Upgrade an installed toolkit to the newest version.")
+        bool, typer.Option("--upgrade", help="Upgrade an installed toolkit, to --version or the newest.")
     ] = False,
     hold: HoldOption = False,
     repository: Annotated[
@@ -81,13 +84,13 @@ def toolkit_install(
 ) -> Result:
     """Install the toolkit. NVIDIA's repository and key are added, and outdated repositories are disabled.
 
-    Needs root.
+    Needs root (except with --dry-run).
 
-    gpunode toolkit install
+    sudo gpunode toolkit install
 
-    gpunode toolkit install --version 1.20.0 --hold
+    sudo gpunode toolkit install --version 1.20.0 --hold
 
-    gpunode toolkit install --from /media/packages
+    sudo gpunode toolkit install --from /media/packages
     """
     return install(
         session.host,
@@ -116,9 +119,9 @@ def toolkit_remove(
 ) -> Result:
     """Remove what toolkit install installed. It is refused while an engine uses the runtime.
 
-    Needs root.
+    Needs root (except with --dry-run).
 
-    gpunode toolkit remove --dry-run
+    sudo gpunode toolkit remove
     """
     return remove(session.host, session.progress, dry_run=dry_run, lock_seconds=lock_timeout)
 

@@ -76,7 +76,9 @@ def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
     path, source = facts.locate(host, config)
     text = host.read_text(path)
     if config and text is None:
-        raise PreconditionError(f"{path} doesn't exist", hint="leave out --config, or name an existing file")
+        raise PreconditionError(
+            f"{path} doesn't exist", hint="leave out --config-file, or name an existing file"
+        )
     tree = parse_toml(text or "", path)
     settings = _selected(settings_in(host, tree), keys)
     data = ToolkitConfig(path, source, text is not None, settings)
@@ -249,7 +251,9 @@ def _change(
     in the journal."""
     path, source = facts.locate(host, config)
     if not path.startswith("/"):
-        raise UsageError(f"the configuration's path must be absolute, not {path!r}", hint="--config /PATH")
+        raise UsageError(
+            f"the configuration's path must be absolute, not {path!r}", hint="--config-file /PATH"
+        )
 
     def plan() -> tuple[FileEdit, ...]:
         before = host.read_bytes(path)
@@ -300,7 +304,7 @@ toolkit_app.add_typer(config_app, name="config")
 FileOption = Annotated[
     str,
     typer.Option(
-        "--config",
+        *("--config-file", "--config"),
         metavar="PATH",
         help="Path of config.toml.",
         show_default="the file that the toolkit reads",
@@ -337,9 +341,9 @@ def toolkit_config_set(
 ) -> Result:
     """Change settings. Comments are kept and values checked; gpunode rollback undoes the change.
 
-    Needs root.
+    Needs root, except for a file of your own or with --dry-run.
 
-    gpunode toolkit config set nvidia-container-runtime.mode=cdi
+    sudo gpunode toolkit config set nvidia-container-runtime.mode=cdi
     """
     return run_set(session.host, session.progress, setting, config, create=create, dry_run=dry_run)
 
@@ -353,6 +357,8 @@ def toolkit_config_unset(
 ) -> Result:
     """Remove settings, so that the toolkit's defaults apply.
 
-    gpunode toolkit config unset features.allow-ldconfig-from-container
+    Needs root, except for a file of your own or with --dry-run.
+
+    sudo gpunode toolkit config unset features.allow-ldconfig-from-container
     """
     return unset(session.host, session.progress, key, config, dry_run=dry_run)

@@ -220,7 +220,7 @@ def unconfigure_runtime(
 
     Needs root. gpunode asks before it stops running containers.
 
-    gpunode unconfigure-runtime --runtime docker
+    sudo gpunode unconfigure-runtime --runtime docker
     """
     refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(

@@ -261,7 +261,7 @@ class Place(StrEnum):
 
 
 ImageOption = Annotated[
-    str, typer.Option("--image", metavar="REF", help="Run the vectoradd program of this image.")
+    str, typer.Option("--image", metavar="REF", help="Run the vectoradd program of this image instead.")
 ]
 CdiOption = Annotated[
     bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")
@@ -320,13 +320,14 @@ def verify(
 ) -> Result:
     """Run a CUDA program on every GPU and check the result. MIG devices are included.
 
-    With --on kubernetes, NVIDIA's sample runs in a pod on one GPU of this node.
+    With --on kubernetes, NVIDIA's sample runs in a pod on one GPU of this node. An engine needs root, or the
+    right to use its socket.
 
     gpunode verify
 
-    gpunode verify --on containerd
+    sudo gpunode verify --on containerd
 
-    gpunode verify --on kubernetes --kubeconfig /etc/kubernetes/admin.conf
+    gpunode verify --on kubernetes --kubeconfig ~/.kube/config
     """
     of_pod = {
         **{"--namespace": namespace, "--resource": resource, "--runtime-class": runtime_class != "auto"},

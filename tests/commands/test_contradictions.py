@@ -35,8 +35,8 @@ from tests.cli import gpunode
         ),
         (
             "labels --node-name gpu-1",
-            "--node-name is for --to node-feature or node",
-            "add --to node-feature, or leave --node-name out",
+            "--node is for --to node-feature or node",
+            "add --to node-feature, or leave --node out",
         ),
         (
             "labels --watch --oneshot=true --to file --output-file /nowhere/gfd",

@@ -345,7 +345,7 @@ def test_invalid_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("daemon-set", "--vendor", "amd", "--mig", "single"), "--mig is for NVIDIA's GPUs"),
+        (("daemon-set", "--vendor", "amd", "--mig", "single"), "--mig-strategy is for NVIDIA's GPUs"),
         (("daemon-set", "--vendor", "amd", "--mps", "2"), "--mps is for NVIDIA's GPUs"),
         (("daemon-set", "--mps", "2", "--mig", "mixed"), "MPS can't serve"),
         (("daemon-set", "--image", "a b"), "can't be an image's name"),
@@ -353,6 +353,8 @@ def test_invalid_config_file_is_refused_with_its_line(tmp_path: Path) -> None:
         (("daemon-set", "--kubelet-root", "kubelet"), "is not an absolute path"),
         (("daemon-set", "--mps", "2", "--config-file", "x"), "--config-file names one"),
         (("rbac", "--for", "everything"), "is not one of plugin, labels"),
+        (("daemon-set", "--labels", "node,fille"), "--labels: 'fille' is not one of node, node-feature"),
+        (("all", "--labels", "stdout"), "--labels: 'stdout' is not one of node, node-feature, file"),
         (("all", "--node", "gpu_1"), "can't be a node's name"),
         (("vector-add", "--resource", "gpu"), "DOMAIN/NAME"),
         (("all", "--taint"), "--taint needs a node"),
@@ -369,10 +371,33 @@ def test_image_without_registry_is_never_pulled() -> None:
     ran = manifests("daemon-set")
     plugin = list(yaml.safe_load_all(ran.out))[-1]["spec"]["template"]["spec"]["containers"][0]
     assert plugin["image"].startswith("gpunode:") and plugin["imagePullPolicy"] == "Never"
-    assert "name yours with --image" in ran.err
+    assert "name yours with --image" in ran.err and "make image" in ran.err
+    comments = [line for line in ran.out.splitlines() if line.startswith("#")]
+    assert comments == [f"# {line}" for line in ran.err.splitlines()], "kept in the file that is applied"
     for own in (IMAGE, ("--image", "somebody/gpunode:1.0")):  # the second is Docker Hub's
         ran = manifests("daemon-set", *own)
-        assert ran.err == "" and "imagePullPolicy: IfNotPresent" in ran.out
+        assert ran.err == "" and "imagePullPolicy: IfNotPresent" in ran.out and "#" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "same"),
+    [
+        (("daemon-set", "--labels", "node,file"), ("daemon-set", "--labels", "node", "--labels", "file")),
+        (("rbac", "--for", "verify,mig"), ("rbac", "--for", "verify", "--for", "mig")),
+        (("daemon-set", "--mig", "mixed"), ("daemon-set", "--mig-strategy", "mixed")),
+    ],
+    ids=lambda argv: " ".join(argv),
+)
+def test_commas_and_repetition_and_both_names_give_the_same_objects(
+    argv: tuple[str, ...], same: tuple[str, ...]
+) -> None:
+    assert objects(*argv) == objects(*same)
+
+
+@pytest.mark.parametrize("name", ["MIG_STRATEGY", "MIG"])  # the second was released
+def test_mig_strategy_is_set_by_its_variable(name: str) -> None:
+    ran = gpunode("manifests", "daemon-set", *IMAGE, env={f"GPUNODE_MANIFESTS_DAEMON_SET_{name}": "mixed"})
+    assert (ran.code, ran.err) == (0, "") and "- --mig-strategy=mixed" in ran.out
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,11 @@ def test_file_is_the_one_that_the_toolkits_programs_read(tmp_path: Path) -> None
     )
     environment["NVIDIA_CTK_CONFIG_FILE_PATH"] = str(named)
     assert gpunode("toolkit", "config", "get", MODE, env=environment).out == "csv\n"
-    assert gpunode("toolkit", "config", "get", MODE, "--config", str(own), env=environment).out == "legacy\n"
+    for option in ("--config-file", "--config"):  # nvidia-ctk has both
+        assert gpunode("toolkit", "config", "get", MODE, option, str(own), env=environment).out == "legacy\n"
+    for variable in ("GPUNODE_TOOLKIT_CONFIG_GET_CONFIG_FILE", "GPUNODE_TOOLKIT_CONFIG_GET_CONFIG"):
+        ran = gpunode("toolkit", "config", "get", MODE, env={**environment, variable: str(own)})
+        assert (ran.out, ran.err) == ("legacy\n", ""), "the second was released"
 
 
 def test_without_root_the_diff_is_shown_and_nothing_is_written() -> None:

@@ -74,6 +74,16 @@ TWO = (
 )
 
 
+def test_upgrade_with_a_version_upgrades_to_that_version(tmp_path):
+    root = recorded(tmp_path, RHEL, rpm_output("1.18.0-1") | dnf_offers("dnf", *TWO), "dnf")
+    argv = ("toolkit", "install", "--dry-run", "--root", str(root), "-o", "json")
+    for options in (("--upgrade", "--version", "1.19.0"), ("--version", "1.19.0")):
+        *_, install = gpunode(*argv, *options).document["data"]["commands"]
+        assert shlex.split(install)[-len(PACKAGES) :] == [f"{name}-1.19.0-1" for name in PACKAGES]
+    assert "-1.20.0-1" in gpunode(*argv, "--upgrade").document["data"]["commands"][-1]
+    assert gpunode(*argv).document["data"]["commands"] == [], "without both it stays"
+
+
 @pytest.mark.parametrize("program", ["dnf", "dnf5"])
 def test_dnf_status_and_plan(tmp_path, program):
     root = recorded(tmp_path, RHEL, rpm_output("1.19.0-1") | dnf_offers(program, *TWO), program)
