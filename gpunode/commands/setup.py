@@ -367,15 +367,16 @@ def set_up_containers(
     data = SetupReport(engine, stages)
     if walked.failure is not None and walked.stopped_at is not None:
         return _stopped(data, walked.failure, walked.stopped_at.command)
+    check = f"gpunode verify --on {engine}{' --cdi' if cdi else ''}"
     if request.dry_run:
-        end = Text(f"Then: gpunode verify, and gpunode verify --on {engine}; nothing was changed", Style.DIM)
+        end = [Text(f"Then: gpunode verify, and {check}; nothing was changed", Style.DIM)]
     elif host.live:
-        end = Text(f"This node is set up: a {engine} container computed on its GPUs.", Style.GOOD)
+        end = [Text(f"This node is set up: a {engine} container computed on its GPUs.", Style.GOOD)]
+        end += [Text(f"To check this again: {check}", Style.COMMAND)]
     else:
-        end = Text(
-            f"{engine} is configured, but not verified: gpunode starts nothing under --root.", Style.WARN
-        )
-    return Result("SetupReport", data, blocks=(end,))
+        not_verified = f"{engine} is configured, but not verified: gpunode starts nothing under --root."
+        end = [Text(not_verified, Style.WARN)]
+    return Result("SetupReport", data, blocks=tuple(end))
 
 
 def each_time(name: str, command: str, run: Callable[[], Result]) -> Step:
@@ -584,7 +585,22 @@ def _closing_lines(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
         last = Text(f"This node is set up: a {at.engine} container computed on its GPUs.", Style.GOOD)
     else:
         last = Text("This node is set up: a pod computed on its GPU.", Style.GOOD)
-    return [*manual, last]
+    return [*manual, last, *(_next_steps(at) if at.host.live else ())]
+
+
+def _next_steps(at: ClusterNode) -> Iterator[Block]:
+    """The resources that pods can request here, an example pod, and how to see which pod has which GPU."""
+    counts = [f"{count} {name}" for name, count in serving(at.host).counts if count]
+    if not counts:
+        return
+    resource, options = _resource(at.host), at.cluster.options if at.cluster is not None else ()
+    words: tuple[str, ...] = ("--resource", resource) if resource != "nvidia.com/gpu" else ()
+    words += () if at.handler else ("--runtime-class", "")
+    example = shlex.join(("gpunode", "manifests", "vector-add", *words))
+    yield Text(f"Pods can request: {', '.join(counts)}", Style.GOOD)
+    apply = kubectl(at.host, options, "apply", "-f", "-")
+    yield Text(f"To try it with an example pod: {example} | {apply}", Style.COMMAND)
+    yield Text("To see which pod has which GPU: gpunode plugin status", Style.COMMAND)
 
 
 def _unexplained(stopped: StepReport | None) -> ErrorInfo:

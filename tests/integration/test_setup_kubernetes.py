@@ -104,6 +104,12 @@ def test_setup_runs_every_step_once_and_a_second_run_changes_nothing(
     assert [one.path.rpartition("/")[2] for one in api.changes()[asked:]][:1] == ["pods"]
     assert "RuntimeClass" not in {one.path for one in api.changes()[asked:]}
 
+    printed = node.gpunode("setup", "--kubernetes")
+    assert printed.code == 0, printed.err
+    assert "Pods can request: 2 nvidia.com/gpu" in printed.out.splitlines()
+    example = "To try it with an example pod: gpunode manifests vector-add | kubectl --kubeconfig "
+    assert example in printed.out and "gpunode plugin status" in printed.out.splitlines()[-1]
+
 
 @pytest.mark.containers
 def test_without_an_api_server_a_container_is_the_proof(node: KubernetesNode) -> None:
@@ -179,6 +185,8 @@ def test_failed_registration_and_ctrl_c_leave_no_plugin(node: KubernetesNode, ap
 
 
 def test_daemon_set_is_rolled_back_if_its_pod_does_not_start(node: KubernetesNode, api: ApiServer) -> None:
+    planned = setup(node, "--plugin", "daemonset", "--dry-run")
+    assert "no registry has the image gpunode:" in planned.document["messages"][0]
     options = ("--plugin", "daemonset", "--image", "registry.test/gpunode:1")
     none = setup(node, *options, "--wait", "1")
     assert none.code == 4, none.err

@@ -62,6 +62,7 @@ def test_fresh_node_ends_with_a_computing_container(machine: Machine, engine: st
     done = machine.gpunode("setup", "--runtime", engine, "--yes")
     assert done.code == 0, done.out + done.err
     assert f"This node is set up: a {engine} container computed on its GPUs." in done.out
+    assert done.out.splitlines()[-1] == f"To check this again: gpunode verify --on {engine}"
     again = machine.gpunode("verify", "--on", engine)
     assert again.code == 0 and "2 of 2 devices right" in again.out, again.out + again.err
     assert machine.sh(f"systemctl is-active {engine}") == "active\n"
