@@ -130,26 +130,42 @@ def random_matrix(seed: int, count: int = 16) -> Matrix:
     return matrix
 
 
+def worth_of_sets(matrix: Matrix, members: Sequence[int]) -> list[int]:
+    """The sum of all pairs of each set of `members`, by the set's bits: bit n is the nth member."""
+    worth = [0]
+    for at in members:
+        toward = [0]  # the sum of the pairs of `at` with each set of those before it
+        for other in members[: len(worth).bit_length() - 1]:
+            toward += [links + matrix[at][other] for links in toward]
+        worth += [inside + links for inside, links in zip(worth, toward, strict=True)]
+    return worth
+
+
 def brute_force(matrix: Matrix, free: Iterable[int], must: Sequence[int], size: int) -> tuple[int, int, int]:
     """(value of the best division, of its group, less what that has in common with the rest), trying all."""
-    everything = tuple(sorted({*free, *must}))
-
-    def worth(group: Sequence[int]) -> int:
-        return sum(matrix[a][b] for a, b in combinations(group, 2))
+    members = sorted({*free, *must})
+    bits = {at: 1 << number for number, at in enumerate(members)}
+    worth = worth_of_sets(matrix, members)
+    everything = len(worth) - 1
 
     @cache
-    def best(left: tuple[int, ...]) -> int:
-        if len(left) <= size:
-            return worth(left)
-        return max(
-            worth((left[0], *others)) + best(tuple(at for at in left if at not in (left[0], *others)))
-            for some in {size, len(left) % size or size}
-            for others in combinations(left[1:], some - 1)
+    def best(left: int) -> int:
+        """The value of the best division of a set; its first member is in any group of it."""
+        count = left.bit_count()
+        if count <= size:
+            return worth[left]
+        first, *later = (bit for bit in bits.values() if bit & left)
+        groups = (
+            first + sum(others)
+            for some in {size, count % size or size}
+            for others in combinations(later, some - 1)
         )
+        return max(worth[group] + best(left - group) for group in groups)
 
-    def rank(group: tuple[int, ...]) -> tuple[int, int, int]:
-        rest = tuple(at for at in everything if at not in group)
-        return worth(group) + best(rest), worth(group), -sum(matrix[a][b] for a in group for b in rest)
+    def rank(group: int) -> tuple[int, int, int]:
+        rest = everything - group
+        return worth[group] + best(rest), worth[group], worth[group] + worth[rest] - worth[everything]
 
-    others = [at for at in everything if at not in must]
-    return max(rank((*must, *chosen)) for chosen in combinations(others, size - len(must)))
+    fixed = sum(bits[at] for at in must)
+    others = [bits[at] for at in members if at not in must]
+    return max(rank(fixed + sum(chosen)) for chosen in combinations(others, size - len(must)))
