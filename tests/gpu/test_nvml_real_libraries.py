@@ -18,11 +18,11 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory):
+def libraries():
     if Path("/proc/driver/nvidia/version").exists():
         pytest.skip("this machine has an NVIDIA driver: its absence can't be tested")
     try:
-        return {"LD_LIBRARY_PATH": str(fetch_driver_libraries(tmp_path_factory.mktemp("driver")))}
+        return {"LD_LIBRARY_PATH": str(fetch_driver_libraries())}
     except RuntimeError as error:
         pytest.skip(f"Debian's libnvidia-ml1 and libcuda1 can't be fetched: {error}")
 

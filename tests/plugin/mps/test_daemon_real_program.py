@@ -20,9 +20,9 @@ pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program() -> Path:
     try:
-        return fetch_real_program(tmp_path_factory.mktemp("mps"))
+        return fetch_real_program()
     except RuntimeError as error:
         pytest.skip(f"Debian's nvidia-cuda-mps can't be fetched: {error}")
 
