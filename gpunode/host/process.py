@@ -57,6 +57,11 @@ class Completed:
     def ok(self) -> bool:
         return self.code == 0 and not self.timed_out
 
+    @property
+    def reason(self) -> str:
+        """The last line of its error output, else of its output; empty if it printed nothing."""
+        return ((self.stderr or self.stdout).strip().splitlines() or [""])[-1]
+
 
 def run_process(
     argv: tuple[str, ...],

@@ -369,23 +369,15 @@ def validate_crio(
         return ("CRI-O's files were checked for known mistakes only: its program can't be run here",)
     with host.temporary_directory() as staging:
         _stage(host, planned, directory, staging)
-        argv = [
-            daemon.binary,
-            "--config",
-            f"{staging}/crio.conf",
-            "--config-dir",
-            f"{staging}/drop-ins",
-            "config",
-        ]
+        files = ("--config", f"{staging}/crio.conf", "--config-dir", f"{staging}/drop-ins")
+        argv = [daemon.binary, *files, "config"]
         answer = host.run(argv, timeout=_SECONDS)
     if answer.code == COMMAND_NOT_FOUND:
         return (f"CRI-O's files were checked for known mistakes only: {daemon.binary} can't be run",)
     refuse_untrusted(answer)
     if not answer.ok:
-        output = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
-        reason = (
-            output[0].replace(f"{staging}/crio.conf", config.path).replace(f"{staging}/drop-ins", directory)
-        )
+        reason = (answer.reason or "no reason given").replace(f"{staging}/crio.conf", config.path)
+        reason = reason.replace(f"{staging}/drop-ins", directory)
         raise ValidationError(
             f"CRI-O refuses the new files: {reason}",
             hint="nothing was written; correct the file and run this again",

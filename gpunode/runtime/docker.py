@@ -415,8 +415,7 @@ def _refusal(host: Host, daemon: Daemon, content: bytes) -> str:
     if answer.ok or answer.code == COMMAND_NOT_FOUND:
         return ""
     refuse_untrusted(answer)
-    output = (answer.stderr or answer.stdout).strip().splitlines()[-1:] or ["no reason given"]
-    return output[0].replace(str(staged), daemon.config_path)
+    return (answer.reason or "no reason given").replace(str(staged), daemon.config_path)
 
 
 def _flags_without_config(argv: tuple[str, ...]) -> list[str]:

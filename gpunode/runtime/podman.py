@@ -116,6 +116,7 @@ def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
 
 
 _SECONDS = 30.0
+_NO_REASON = "it gives no reason"
 _WHY = "podman reads its files each time it runs, so gpunode queries podman itself"
 
 
@@ -208,19 +209,13 @@ class PodmanEngine:
         with self.host.temporary_directory() as directory:
             staged = f"{directory}/containers.conf"
             self.host.write_atomic(staged, self._staged(edit).encode(), mode=0o600)
-            store = [
-                "--root",
-                f"{directory}/root",
-                "--runroot",
-                f"{directory}/run",
-                "--storage-driver",
-                "vfs",
-            ]
+            places = ("--root", f"{directory}/root", "--runroot", f"{directory}/run")
+            store = (*places, "--storage-driver", "vfs")
             for handler in expected.handlers:
                 answer = self._info("--runtime", handler.name, *store, containers_conf=staged)
                 if not answer.ok:
                     raise ValidationError(
-                        f"podman refuses the new {DROP_IN}: {_last_line(answer)}",
+                        f"podman refuses the new {DROP_IN}: {answer.reason or _NO_REASON}",
                         hint="nothing was written; correct the file and run this again",
                     )
         return ()
@@ -249,7 +244,7 @@ class PodmanEngine:
 
         answer = self._info(*flags)
         if not answer.ok:
-            raise DaemonError(f"podman info fails: {_last_line(answer)}", hint="see it: podman info")
+            raise DaemonError(f"podman info fails: {answer.reason or _NO_REASON}", hint="see it: podman info")
         try:
             tree: Any = json.loads(answer.stdout)
         except (ValueError, RecursionError):
@@ -263,8 +258,3 @@ class PodmanEngine:
         environment = {"CONTAINERS_CONF": containers_conf} if containers_conf else {}
         argv = [self.daemon.binary or "podman", *flags, "info", "--format", "json"]
         return self.host.run(argv, timeout=_SECONDS, env=environment)
-
-
-def _last_line(answer: Completed) -> str:
-    lines = (answer.stderr or answer.stdout).strip().splitlines()
-    return lines[-1] if lines else "it gives no reason"

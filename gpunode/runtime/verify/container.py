@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -167,6 +167,27 @@ def maker_of_image(reference: str) -> str:
     names = "|".join(map(re.escape, (VERIFICATION, STAND_IN)))
     match = re.fullmatch(rf"(?:{names}):(?:[0-9a-f]+-)?({_MAKER})-[0-9a-f]+", reference, re.ASCII)
     return match[1] if match else ""
+
+
+def remove_leftovers(
+    host: Host,
+    progress: Progress,
+    containers: Callable[[], Mapping[str, Mapping[str, str]]],
+    remove_container: Callable[[str], None],
+    images: Callable[[], Iterable[str]],
+    remove_image: Callable[[str], None],
+) -> None:
+    """Remove what killed runs left: their containers, then their images."""
+
+    def remove() -> None:
+        for container, container_labels in containers().items():
+            if is_dead(host, container_labels.get(MAKER_LABEL, "")):
+                remove_container(container)
+        for name in images():
+            if is_dead(host, maker_of_image(name)):
+                remove_image(name)
+
+    clean_up(progress, "what an earlier run left", remove)
 
 
 def is_dead(host: Host, container_maker: str) -> bool:

@@ -29,7 +29,6 @@ from gpunode.output.result import Progress
 from gpunode.output.typed import as_strings, as_text
 from gpunode.runtime.find import FINDERS
 from gpunode.runtime.verify.container import (
-    MAKER_LABEL,
     OURS,
     STAND_IN,
     CdiReading,
@@ -39,11 +38,10 @@ from gpunode.runtime.verify.container import (
     choose,
     clean_up,
     first_contact,
-    is_dead,
     labels,
     maker,
-    maker_of_image,
     new_token,
+    remove_leftovers,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
 from gpunode.runtime.verify.image import HostFiles, Names, assemble, pause_image, verification_image
@@ -79,7 +77,11 @@ def run_on(
     host: Host, engine: CriEngine, request: ContainerRequest, progress: Progress, start: float
 ) -> ContainerOutcome:
     """Run the program; `start` is when the request came, on the host's monotonic clock."""
-    remove_leftovers(host, engine.cri, progress)
+    # an image is removed with all its names
+    cri = engine.cri
+    sandboxes, images = partial(cri_pods.labelled_sandboxes, cri, OURS), partial(cri_pods.image_names, cri)
+    remove_sandbox, remove_image = partial(cri_pods.remove_sandbox, cri), partial(cri_pods.remove_image, cri)
+    remove_leftovers(host, progress, sandboxes, remove_sandbox, images, remove_image)
     with ExitStack() as cleanup:
         token = new_token()
         images = _Images(host, engine, progress, cleanup, f"{maker(host)}-{token}")
@@ -103,20 +105,6 @@ def run_on(
             code = _run_pod(host, engine, pod, request.timeout)
         out, err = cri_pods.read_log(host.read_text(f"{logs}/{cri_pods.LOG_NAME}") or "")
     return ContainerOutcome(code, out, err, host.monotonic() - start, engine.way)
-
-
-def remove_leftovers(host: Host, cri: Cri, progress: Progress) -> None:
-    """Remove what killed runs left: their sandboxes, then their images with all names."""
-
-    def remove() -> None:
-        for sandbox, sandbox_labels in cri_pods.labelled_sandboxes(cri, OURS).items():
-            if is_dead(host, sandbox_labels.get(MAKER_LABEL, "")):
-                cri_pods.remove_sandbox(cri, sandbox)
-        for name in cri_pods.image_names(cri):
-            if is_dead(host, maker_of_image(name)):
-                cri_pods.remove_image(cri, name)
-
-    clean_up(progress, "what an earlier run left", remove)
 
 
 def _run_pod(host: Host, engine: CriEngine, pod: cri_pods.Pod, timeout: float) -> int:

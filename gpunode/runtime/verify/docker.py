@@ -13,7 +13,6 @@ from gpunode.facts.daemons import parse_version
 from gpunode.host import Host
 from gpunode.output.result import Progress
 from gpunode.runtime.verify.container import (
-    MAKER_LABEL,
     OURS,
     VERIFICATION,
     CdiReading,
@@ -23,11 +22,10 @@ from gpunode.runtime.verify.container import (
     choose,
     clean_up,
     first_contact,
-    is_dead,
     labels,
     maker,
-    maker_of_image,
     new_token,
+    remove_leftovers,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
 from gpunode.runtime.verify.image import Names, assemble, verification_image
@@ -40,7 +38,8 @@ def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> 
     start = host.monotonic()
     api = DockerApi(host, _socket(host, request))
     way = _way(host, api, request)
-    remove_leftovers(host, api, progress)
+    containers, images = partial(api.labelled_containers, OURS), partial(api.image_names, VERIFICATION)
+    remove_leftovers(host, progress, containers, api.remove_container, images, api.remove_image)
     token = new_token()
     with ExitStack() as cleanup:
         image = request.image or _image(host, api, way, token, progress, cleanup)
@@ -91,20 +90,6 @@ def _reading(info: Mapping[str, Any]) -> CdiReading:
         return CdiReading("docker", version)
     readable = tuple(directory for directory in directories if isinstance(directory, str))
     return CdiReading("docker", version, bool(readable), readable)
-
-
-def remove_leftovers(host: Host, api: DockerApi, progress: Progress) -> None:
-    """Remove what killed runs left: their containers, then their images."""
-
-    def remove() -> None:
-        for container, container_labels in api.labelled_containers(OURS).items():
-            if is_dead(host, container_labels.get(MAKER_LABEL, "")):
-                api.remove_container(container)
-        for name in api.image_names(VERIFICATION):
-            if is_dead(host, maker_of_image(name)):
-                api.remove_image(name)
-
-    clean_up(progress, "what an earlier run left", remove)
 
 
 def _image(host: Host, api: DockerApi, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:

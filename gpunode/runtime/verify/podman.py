@@ -16,7 +16,6 @@ from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.output.result import Progress
 from gpunode.runtime.verify.container import (
-    MAKER_LABEL,
     OURS,
     VERIFICATION,
     CdiReading,
@@ -24,13 +23,11 @@ from gpunode.runtime.verify.container import (
     ContainerRequest,
     Way,
     choose,
-    clean_up,
     gpu_specs,
-    is_dead,
     labels,
     maker,
-    maker_of_image,
     new_token,
+    remove_leftovers,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
 from gpunode.runtime.verify.image import Names, assemble, verification_image
@@ -136,7 +133,14 @@ def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> 
             f"podman holds no image {request.image}, and gpunode pulls none",
             hint=f"podman pull {request.image}",
         )
-    remove_leftovers(host, podman, progress)
+    remove_leftovers(
+        host,
+        progress,
+        partial(podman.labelled_containers, OURS),
+        lambda name: _take_out(progress, f"container {name}", partial(podman.remove_container, name)),
+        partial(podman.image_names, VERIFICATION),
+        lambda name: _take_out(progress, f"image {name}", partial(podman.remove_image, name)),
+    )
     token = new_token()
     with ExitStack() as cleanup:
         image = request.image or _image(podman, way, token, progress, cleanup)
@@ -161,20 +165,6 @@ def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progre
     reading = CdiReading("podman", version, True, config.strings("cdi_spec_dirs") or DIRECTORIES)
     by_cdi = request.cdi or request.runtime_name not in config.runtimes or bool(gpu_specs(host, reading))
     return choose(host, request.runtime_name, by_cdi, tuple(config.runtimes), reading)
-
-
-def remove_leftovers(host: Host, podman: Podman, progress: Progress) -> None:
-    """Remove what killed runs left: their containers, then their images."""
-
-    def remove() -> None:
-        for container, container_labels in podman.labelled_containers(OURS).items():
-            if is_dead(host, container_labels.get(MAKER_LABEL, "")):
-                _take_out(progress, f"container {container}", partial(podman.remove_container, container))
-        for name in podman.image_names(VERIFICATION):
-            if is_dead(host, maker_of_image(name)):
-                _take_out(progress, f"image {name}", partial(podman.remove_image, name))
-
-    clean_up(progress, "what an earlier run left", remove)
 
 
 def _take_out(progress: Progress, what: str, remove: partial[str]) -> None:
