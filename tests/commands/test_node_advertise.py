@@ -83,7 +83,7 @@ def test_kubelet_that_does_not_update_the_status_is_reported(api: ApiServer, run
 
 def test_advertise_waits_for_the_kubelet(api: ApiServer, run: Gpunode) -> None:
     api.kubelet = 2
-    assert run(*GPU, "--count", "8", "--wait", "20").code == 0
+    assert run(*GPU, "--count", "8", "--wait", str(PATIENCE)).code == 0
     assert amounts(api) == ("8", "8")
 
 
@@ -103,7 +103,7 @@ def test_a_terminal_shows_what_takes_longer_than_a_second(
         while part := stream.read(4096):
             shown += part
     assert ran.returncode == 1
-    seen = re.sub(r"[12]\.\d s", "N s", shown.decode())
+    seen = re.sub(r"[1-9]\d*\.\d s", "N s", shown.decode())  # on a busy machine more than the 1.5 s
     step = "  waiting for the kubelet"
     assert (f"\r{step} ...\x1b[K\r\x1b[K{step}: done in N s\r\n" in seen) == terminal
     assert "querying" not in seen and ("waiting" in seen) == terminal

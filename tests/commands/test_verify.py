@@ -92,14 +92,17 @@ def test_failures_have_distinct_messages_and_do_not_stop_other_devices(make_node
             Fault("cuModuleLoadDataEx", 218, gpu_uuid(2)),
             Fault("cuLaunchKernel", 719, gpu_uuid(3)),
             Fault("cuCtxCreate", uuid=gpu_uuid(4), abort=True),
-            Fault("cuCtxSynchronize", uuid=gpu_uuid(5), hang=60),
+            Fault("cuCtxSynchronize", uuid=gpu_uuid(5), hang=600),
         )
     )
-    ran = gpunode("verify", "-o", "json", "--timeout", "8", env=node.env)
+    for seconds in (3, 12, 60):  # a busy machine may not have examined the others within the first
+        ran = gpunode("verify", "-o", "json", "--timeout", str(seconds), env=node.env)
+        if [one["status"] for one in devices(ran)].count("timeout") == 1:
+            break
     assert ran.code == 1
     assert [one["status"] for one in devices(ran)] == ["ok", "fail", "fail", "fail", "fail", "timeout"]
     says = [one["message"] for one in devices(ran)]
-    for message, part in zip(says[1:], ["wrong", "(218)", "(719)", "SIGABRT", "8 s"], strict=True):
+    for message, part in zip(says[1:], ["wrong", "(218)", "(719)", "SIGABRT", f"{seconds} s"], strict=True):
         assert part in message
     assert "stand-in rejects" in says[2], "the driver's own compiler log is reported"
     assert devices(ran)[1]["maxError"] == 1.0

@@ -1,11 +1,12 @@
 """Children with a time limit. The code forks, so it runs in a process of its own, which has no threads."""
 
 from tests.gpu.children import run_python
+from tests.waiting import PATIENCE
 
 SCRIPT = """
 import json, os, signal, sys, time
 from gpunode.gpu.child import AT_ONCE, run_each
-def hang(): time.sleep(60)
+def hang(): time.sleep(600)
 def crash(): os.kill(os.getpid(), signal.SIGSEGV)
 def broken(): raise RuntimeError("broken")
 jobs = {jobs}
@@ -19,7 +20,7 @@ print(json.dumps([[len(o.output), o.code, o.timed_out] for o in outcomes] + [lef
 """
 
 
-def outcomes(jobs, timeout=20):
+def outcomes(jobs, timeout=PATIENCE / 2):
     *found, left = run_python(SCRIPT.format(jobs=jobs, timeout=timeout), {})
     assert left is False, "a child was left behind"
     return found
@@ -39,7 +40,11 @@ def test_output_larger_than_a_pipe_is_complete():
 
 
 def test_hanging_job_is_killed_at_its_limit_and_stops_no_other():
-    assert outcomes("[hang, lambda: b'ok', hang]", timeout=3) == [[0, -9, True], [2, 0, False], [0, -9, True]]
+    for seconds in (1, 10, 60):  # a busy machine may not have finished the other job within the first
+        found = outcomes("[hang, lambda: b'ok', hang]", timeout=seconds)
+        if not found[1][2]:
+            break
+    assert found == [[0, -9, True], [2, 0, False], [0, -9, True]]
 
 
 def test_crash_and_exception_have_distinct_outcomes():

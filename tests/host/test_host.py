@@ -18,7 +18,7 @@ import pytest
 from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.host.files import explain_os_error
-from tests.waiting import eventually, has_ended
+from tests.waiting import PATIENCE, eventually, has_ended
 
 
 @pytest.fixture
@@ -247,20 +247,27 @@ def test_directory_created_for_a_lock_is_private(tmp_path: Path) -> None:
         assert (tmp_path / "run").stat().st_mode & 0o7777 == 0o755
 
 
-def test_lock_is_handed_over(tmp_path: Path) -> None:
+def test_lock_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "lock")
     order: list[str] = []
+    waits = threading.Event()
+    sleep = time.sleep
 
     def second() -> None:
-        with Host().lock(path, timeout=30):
+        with Host().lock(path, timeout=PATIENCE):
             order.append("second")
+
+    def seen_to_wait(seconds: float) -> None:
+        waits.set()
+        sleep(seconds)
 
     with Host().lock(path, timeout=1):
         waiter = threading.Thread(target=second)
+        monkeypatch.setattr("gpunode.host.files.time.sleep", seen_to_wait)
         waiter.start()
-        time.sleep(0.1)
+        assert waits.wait(PATIENCE)
         order.append("first")
-    waiter.join(timeout=30)
+    waiter.join(timeout=PATIENCE)
     assert order == ["first", "second"]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.host.process import LineChild
+from tests.waiting import PATIENCE, eventually
 
 Start = Callable[[str], LineChild]
 
@@ -35,14 +36,17 @@ def descriptors() -> int:
 
 
 def test_lines_are_whole_and_in_order(start: Start) -> None:
-    child = start("os.write(1, b'one\\n\\ntwo\\nthr'); time.sleep(0.1); os.write(1, b'ee\\n\\xff')")
-    assert [child.read_line(30.0) for _ in range(5)] == ["one", " ", "two", "three", ""]
+    child = start("os.write(1, b'one\\n\\ntwo\\nthr'); sys.stdin.readline(); os.write(1, b'ee\\n\\xff')")
+    assert [child.read_line(PATIENCE) for _ in range(3)] == ["one", " ", "two"]
+    child.tell("go on")
+    assert [child.read_line(PATIENCE) for _ in range(2)] == ["three", ""]
     assert child.end() == 0
 
 
 def test_incomplete_line_is_not_returned(start: Start) -> None:
-    child = start("os.write(1, b'half'); time.sleep(60)")
-    assert child.read_line(0.3) is None
+    child = start("os.write(1, b'half'); os.write(2, b'written\\n'); time.sleep(600)")
+    assert eventually(lambda: child.read_line(0.05) is not None or child.last_words == "written")
+    assert child.read_line(0.05) is None
 
 
 def test_endless_line_ends_the_child(start: Start) -> None:
