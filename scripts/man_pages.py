@@ -12,7 +12,7 @@ import typer
 
 from gpunode import __version__
 from gpunode.cli import COMMANDS, app
-from gpunode.commands.help_page import printed, record
+from gpunode.commands.help_page import VALUES, printed, record
 from gpunode.output.result import ExitCode
 
 _EXIT_STATUS = {
@@ -47,6 +47,9 @@ def _main_page(root: Any, context: typer.Context) -> str:
     for name, (_, line) in COMMANDS.items():
         lines += [".TP", f".BR gpunode\\-{_text(name)} (1)", _text(line)]
     lines += [".SH OPTIONS", *_options(root, context)]
+    lines += [".SH VALUES"]
+    for name, text in VALUES:
+        lines += [".TP", f".I {_text(name)}", _text(text)]
     lines += [".SH EXIT STATUS"]
     for code, meaning in _EXIT_STATUS.items():
         lines += [".TP", f".B {int(code)}", meaning]
@@ -104,7 +107,7 @@ def _options(command: Any, context: typer.Context) -> list[str]:
     lines: list[str] = []
     for param in command.listed_options(context):
         names = ", ".join(f"\\fB{_text(flag)}\\fR" for flag in (*param.opts, *param.secondary_opts))
-        value = "" if param.is_flag or param.count else f" \\fI{_text(param.make_metavar(context))}\\fR"
+        value = "" if param.is_flag else f" \\fI{_text(param.make_metavar(context))}\\fR"
         _, text = record(param, context) or ("", "")
         lines += [".TP", f"{names}{value}", _text(printed(text))]
     return lines

@@ -65,7 +65,6 @@ def test_option_names_of_nvidia_ctk_are_accepted(name: str, tmp_path: Path) -> N
     [
         ("cri-o", "did you mean crio?"),
         ("containred", "did you mean containerd?"),
-        ("docker,podman", "give the option several times: --runtime docker --runtime podman"),
         ("lxc", "known: docker, containerd, crio, podman, k3s, rke2, k0s, microk8s, auto"),
     ],
 )
@@ -73,6 +72,14 @@ def test_unknown_engine_suggests_the_intended_one(name: str, hint: str, tmp_path
     ran = gpunode("--root", str(tmp_path), "configure-runtime", "--runtime", name)
     assert ran.code == 2
     assert ran.err.splitlines() == [f"error: unknown runtime {name!r}", f"hint: {hint}"]
+
+
+def test_engines_are_named_with_commas_or_by_repeating_the_option(tmp_path: Path) -> None:
+    recorded_host("containerd-not-restarted", tmp_path)
+    configure = ("--root", str(tmp_path), "configure-runtime", "--dry-run", "--no-restart")
+    listed = gpunode(*configure, "--runtime", "docker,containerd")
+    repeated = gpunode(*configure, "--runtime", "docker", "--runtime", "containerd")
+    assert listed == repeated and "docker" in listed.out and "containerd" in listed.out, listed.err
 
 
 def test_engine_not_installed_here_lists_the_installed_ones(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ LibraryPathOption = Annotated[
     typer.Option(
         "--library-path",
         "--library-search-path",
-        metavar="DIR",
-        help="Search this directory for libraries first (repeatable).",
+        metavar="DIR,...",
+        help="Search these directories for libraries first.",
     ),
 ]
 HooksOption = Annotated[
@@ -74,10 +74,10 @@ NameOption = Annotated[
     typer.Option(
         "--device-name",
         "--device-name-strategy",
-        metavar="index|uuid|type-index",
-        help="Names of the devices (repeatable).",
-        show_default="index and uuid",
-        autocompletion=one_of("index", "uuid", "type-index"),
+        metavar="index|uuid|type-index,...",
+        help="Names of the devices.",
+        show_default="index,uuid",
+        autocompletion=one_of("index", "uuid", "type-index", comma=True),
     ),
 ]
 
@@ -87,8 +87,8 @@ DeviceIdOption = Annotated[
     typer.Option(
         "--device-id",
         "--device-ids",
-        metavar="ID",
-        help="Include only this GPU or MIG device: index, UUID or GPU:MIG index (repeatable).",
+        metavar="ID,...",
+        help="Include only these GPUs and MIG devices: index, UUID or GPU:MIG index.",
     ),
 ]
 DisableHookOption = Annotated[
@@ -96,9 +96,9 @@ DisableHookOption = Annotated[
     typer.Option(
         "--disable-hook",
         "--disable-hooks",
-        metavar="NAME",
-        help="Omit this hook; all omits every hook (repeatable).",
-        autocompletion=one_of("all", *HOOK_NAMES),
+        metavar="NAME,...",
+        help="Omit these hooks; all: every hook.",
+        autocompletion=one_of("all", *HOOK_NAMES, comma=True),
     ),
 ]
 EnableHookOption = Annotated[
@@ -106,9 +106,9 @@ EnableHookOption = Annotated[
     typer.Option(
         "--enable-hook",
         "--enable-hooks",
-        metavar="NAME",
-        help="Keep this hook even if --disable-hook names it (repeatable).",
-        autocompletion=one_of(*HOOK_NAMES),
+        metavar="NAME,...",
+        help="Keep these hooks even if --disable-hook names them.",
+        autocompletion=one_of(*HOOK_NAMES, comma=True),
     ),
 ]
 HookPathOption = Annotated[
@@ -122,16 +122,22 @@ HookPathOption = Annotated[
     ),
 ]
 LdconfigOption = Annotated[
-    str, typer.Option("--ldconfig-path", metavar="PATH", help="Path of the ldconfig that the hooks run.")
+    str,
+    typer.Option(
+        "--ldconfig-path",
+        metavar="PATH",
+        help="Path of the ldconfig that the hooks run.",
+        show_default="detected",
+    ),
 ]
 FeatureFlagOption = Annotated[
     Strings,
     typer.Option(
         "--feature-flag",
         "--feature-flags",
-        metavar="FLAG",
-        help="Set disable-ipc-discoverer or no-additional-gids-for-device-nodes (repeatable).",
-        autocompletion=one_of("disable-ipc-discoverer", "no-additional-gids-for-device-nodes"),
+        metavar="FLAG,...",
+        help="Set disable-ipc-discoverer or no-additional-gids-for-device-nodes.",
+        autocompletion=one_of("disable-ipc-discoverer", "no-additional-gids-for-device-nodes", comma=True),
     ),
 ]
 
@@ -175,7 +181,9 @@ def cdi_generate(
 ) -> Result:
     """Print a CDI specification of the GPUs. Every engine on this node can read it.
 
-    gpunode cdi generate --output-file /var/run/cdi/nvidia.yaml
+    gpunode cdi generate
+
+    sudo gpunode cdi generate --output-file /var/run/cdi/nvidia.yaml
     """
     _refuse_mode(mode)
     content = replace(
@@ -198,9 +206,9 @@ def cdi_list(
         Strings,
         typer.Option(
             "--spec-dir",
-            metavar="DIR",
-            help="Directory of specifications; later ones win (repeatable). Default: /etc/cdi and "
-            "/var/run/cdi.",
+            metavar="DIR,...",
+            help="Directories of specifications; later ones win.",
+            show_default=",".join(DIRECTORIES),
         ),
     ] = None,
 ) -> Result:
@@ -233,9 +241,11 @@ def cdi_refresh(
 ) -> Result:
     """Write /var/run/cdi/nvidia.yaml if the GPUs changed. The file is removed if the driver is not loaded.
 
-    Needs root.
+    Needs root, except with --dry-run.
 
-    gpunode cdi refresh --install
+    gpunode cdi refresh --dry-run
+
+    sudo gpunode cdi refresh --install
     """
     refuse_both(install=install, remove=remove)
     if install or remove:

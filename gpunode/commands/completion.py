@@ -128,7 +128,7 @@ def completion(
 ) -> Result:
     """Print a shell completion script. It completes commands, options and values.
 
-    gpunode completion bash > /etc/bash_completion.d/gpunode
+    gpunode completion bash | sudo tee /etc/bash_completion.d/gpunode
 
     gpunode completion fish > ~/.config/fish/completions/gpunode.fish
     """

@@ -245,7 +245,7 @@ def configure_runtime(
     nvidia_runtime_path: ProgramOption = "",
     set_as_default: DefaultOption = False,
     cdi: CdiOption = False,
-    also: AlsoOption = "",
+    also: AlsoOption = None,
     replace: ReplaceOption = False,
     dry_run: DryRunOption = False,
     exit_code: ExitCodeOption = False,
@@ -262,11 +262,12 @@ def configure_runtime(
 ) -> Result:
     """Register the nvidia runtime with a container engine. The engine is restarted or reloaded;
     a failure is rolled back.
-    Needs root. gpunode asks before it stops running containers.
+    Needs root, except with --dry-run and for the user's own rootless engine.
+    gpunode asks before it stops running containers.
 
     gpunode configure-runtime --runtime containerd --dry-run
 
-    gpunode configure-runtime --runtime docker
+    sudo gpunode configure-runtime --runtime docker
     """
     refused = {"--config-source": config_source, "--executable-path": executable_path}
     refused |= {"--oci-hook-path": oci_hook_path, "--nvidia-runtime-hook-path": nvidia_runtime_hook_path}
@@ -291,7 +292,7 @@ def configure_runtime(
         path=nvidia_runtime_path,
         set_as_default=set_as_default,
         cdi=cdi,
-        also=tuple(filter(None, also.replace(" ", "").split(","))),
+        also=tuple(also or ()),
         replace_others=replace,
     )
     return run(session.host, request, session.progress, choice)

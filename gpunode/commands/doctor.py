@@ -296,16 +296,14 @@ class Preflight(StrEnum):
 
 OnlyOption = Annotated[
     Strings,
-    typer.Option(
-        "--only", metavar="ID", help="Run only this check (repeatable).", autocompletion=completion.checks
-    ),
+    typer.Option("--only", metavar="ID,...", help="Run only these checks.", autocompletion=completion.checks),
 ]
 SkipOption = Annotated[
     Strings,
     typer.Option(
         "--skip",
-        metavar="ID[:REASON]",
-        help="Skip this check (repeatable).",
+        metavar="ID,...[:REASON]",
+        help="Skip these checks.",
         autocompletion=completion.checks,
     ),
 ]
@@ -313,8 +311,8 @@ IgnoreOption = Annotated[
     Strings,
     typer.Option(
         "--ignore",
-        metavar="ID[:REASON]|all",
-        help="Count this check's error as a warning (repeatable); all: every check.",
+        metavar="ID,...[:REASON]",
+        help="Count errors of these checks as warnings; all: every check.",
         autocompletion=completion.checks,
     ),
 ]
@@ -349,15 +347,16 @@ AllowOption = Annotated[
     Strings,
     typer.Option(
         "--allow",
-        metavar="restart|drain|reboot",
-        help="With --apply, also restart daemons, drain or reboot (repeatable).",
+        metavar="restart|drain|reboot,...",
+        help="With --apply, also restart daemons, drain or reboot.",
     ),
 ]
 ChecksArgument = Annotated[
     Strings,
     typer.Argument(
         metavar="[ID]...",
-        help="Checks to run, all by default; with --compare, reports or bundles.",
+        help="Checks to run; with --compare, reports or bundles.",
+        show_default="all",
         autocompletion=completion.checks,
     ),
 ]
@@ -396,15 +395,16 @@ def doctor(
 ) -> Result:
     """Find out why GPUs don't work on this node. The report has the root cause and the command that fixes it.
 
-    Nothing is changed without --fix --apply. Without root, checks of protected files are skipped.
+    Nothing is changed without --fix --apply, which needs root. Without root, checks of protected files are
+    skipped.
 
-    gpunode doctor
+    sudo gpunode doctor
 
     gpunode doctor -o json --only driver-lib-mismatch
 
     gpunode doctor --preflight containerd --expect-gpus 8
 
-    gpunode doctor --fix uvm-not-loaded --apply
+    sudo gpunode doctor --fix uvm-not-loaded --apply
 
     gpunode doctor --output-file node7.html
 
@@ -418,7 +418,7 @@ def doctor(
         from gpunode.commands import doctor_compare
 
         return _with_output_file(output_file, doctor_compare.run(checks or (), strict=strict))
-    allowed = tuple(allowance for value in allow or () for allowance in value.split(","))
+    allowed = tuple(allow or ())
     if fixing := bool(fix or apply or allow):
         from gpunode.commands import doctor_fix
 

@@ -69,6 +69,7 @@ RepositoryOption = Annotated[
         "--repository",
         metavar="WHERE",
         help="Package repository: distribution, nvidia, or the URL of a mirror.",
+        show_default="the distribution's where it is preferred, else NVIDIA's",
         autocompletion=one_of(DISTRIBUTION, NVIDIA),
     ),
 ]
@@ -113,13 +114,13 @@ def driver_install(
 ) -> Result:
     """Install the driver as planned. GPU work is never interrupted, and the node isn't rebooted.
 
-    Needs root, and --yes unless --dry-run is given.
+    Needs root and --yes, except with --dry-run.
 
     gpunode driver install --dry-run
 
-    gpunode driver install --yes
+    sudo gpunode driver install --yes
 
-    gpunode driver install --yes --plan 3f9c01d2ab47
+    sudo gpunode driver install --yes --plan 3f9c01d2ab47
     """
     wish = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
     return install(

@@ -26,8 +26,8 @@ def _environment(context: Any, of: str) -> str:
     formatter = context.make_formatter()
     formatter.write_text("Each variable sets one option; a flag on the command line takes precedence.")
     formatter.write_text(
-        "Values: true or false for a flag; several values with spaces between, for those of plugin serve and"
-        " labels with commas. GPUNODE_STATE_DIR is the directory of the journal."
+        "Values: true or false for a flag; several values with commas between. GPUNODE_STATE_DIR is the"
+        " directory of the journal."
     )
     listed = [
         variable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -39,6 +40,13 @@ ONE_SHOT = (
     *("help", "plan", "upgrade", "create"),
 )
 """Names of options that mean one run: no variable sets them."""
+LIST = ",..."
+"""End of the placeholder of an option that takes several values."""
+VALUES = (
+    ("DURATION", "500ms, 60s, 2m or 1h; a number alone is in seconds."),
+    (f"ID{LIST}", "Several values: separate them with commas, or repeat the option."),
+)
+"""Placeholders that mean the same on every page."""
 
 
 def whole(text: str) -> str:
@@ -105,6 +113,11 @@ class HelpPage:
         if not ctx.resilient_parsing:  # as for completion
             self._check_values(ctx, args)
         parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        for option in self.params:
+            if str(option.metavar).endswith(LIST) and (texts := ctx.params.get(option.name)):
+                ctx.params[option.name] = words = _split(texts)
+                if not words:
+                    ctx.fail(f"{flag_of(option)} is empty")
         return parsed
 
     def _check_values(self, ctx: Any, args: list[str]) -> None:
@@ -116,7 +129,7 @@ class HelpPage:
         last value counts there, as for NVIDIA's plugin.
         """
         options = [param for param in self.params if param.param_type_name == "option" and not param.is_flag]
-        single = [option for option in options if not option.multiple and not option.count]
+        single = [option for option in options if not option.multiple]
         for option in single:
             option.multiple = True  # so that the parser keeps every value
         parser = self.make_parser(ctx)  # type: ignore[attr-defined]
@@ -183,6 +196,9 @@ class HelpPage:
         return [option for option in options if ctx.parent is None or not is_global(option)]
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if ctx.parent is None:
+            with formatter.section("Values"):
+                formatter.write_dl([(name, whole(text)) for name, text in VALUES])
         super().format_epilog(ctx, formatter)  # type: ignore[misc]
         formatter.write_paragraph()
         if ctx.parent is not None:
@@ -234,7 +250,7 @@ def record(option: Any, ctx: Any) -> tuple[str, str] | None:
         return names, extra
     # a default in words is in parentheses
     notes = [re.sub(r"^default: \((.*)\)$", r"default: \1", part) for part in extra[:-1].split("; ")]
-    silent = ("default: false", "default: none", "default: 0", "default: ")
+    silent = ("default: false", "default: 0", "default: ")
     visible = [part for part in notes if part.startswith(("default: ", "required")) and part not in silent]
     if not visible:
         return names, text
@@ -244,6 +260,11 @@ def record(option: Any, ctx: Any) -> tuple[str, str] | None:
 
 class HelpCommand(HelpPage, typer.core.TyperCommand):
     """A command with such a help page."""
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    """The values of a list option: several with commas between, or the option several times."""
+    return [word for text in texts for part in text.split(",") if (word := part.strip())]
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -44,9 +44,11 @@ journal_app = command_group("List the changes that gpunode made on this node.", 
 
 @verb(journal_app, "list", "Journal")
 def journal_list(session: Session) -> Result:
-    """List the changes, oldest first. The list says whether each can be rolled back now. Needs root.
+    """List the changes, oldest first. The list says whether each can be rolled back now.
 
-    gpunode journal list
+    Needs root; another user sees the changes of their own rootless engine.
+
+    sudo gpunode journal list
     """
     return list_entries(session.host)
 
@@ -64,9 +66,11 @@ def journal_show(
         ),
     ] = "",
 ) -> Result:
-    """Show one change: its time, its command, and the diff of every file. Needs root.
+    """Show one change: its time, its command, and the diff of every file.
 
-    gpunode journal show
+    Needs root, except for a change of the user's own rootless engine.
+
+    sudo gpunode journal show
     """
     return show_entry(session.host, entry)
 
@@ -93,11 +97,12 @@ def rollback(
 ) -> Result:
     """Restore the files of a journal entry. The engine is then restarted or reloaded.
 
-    Needs root. gpunode asks before it stops running containers.
+    Needs root, except for a change of the user's own rootless engine.
+    gpunode asks before it stops running containers.
 
-    gpunode rollback
+    sudo gpunode rollback
 
-    gpunode rollback 20261124T021435Z-configure-runtime --dry-run
+    sudo gpunode rollback 20261124T021435Z-configure-runtime --dry-run
     """
     refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(

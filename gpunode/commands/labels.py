@@ -382,6 +382,7 @@ def labels(
 
     They can be published as a feature file or NodeFeature object for Node Feature Discovery,
     or on the Node itself. GPU Feature Discovery's flags, variables and config file are accepted.
+    Root is needed for --to file.
 
     gpunode labels
 

@@ -147,9 +147,9 @@ def mig_apply(
         Strings,
         typer.Option(
             "--drain",
-            metavar="UNIT|CONTAINER|PID",
-            help="Stop this user of a GPU first (repeatable); a unit or container (docker:ID) is started "
-            "again afterwards.",
+            metavar="UNIT|CONTAINER|PID,...",
+            help="Stop these users of a GPU first; a unit or container (docker:ID) is started again "
+            "afterwards.",
         ),
     ] = None,
     persist: Annotated[

@@ -60,8 +60,8 @@ RuntimesOption = Annotated[
     Strings,
     typer.Option(
         "--runtime",
-        metavar="ENGINE",
-        help=f"{_ENGINES} (repeatable).",
+        metavar="ENGINE,...",
+        help=f"{_ENGINES}.",
         show_default=_AUTO,
         autocompletion=engines,
     ),
@@ -154,11 +154,11 @@ ExecutableOption = Annotated[str, typer.Option("--executable-path", hidden=True)
 HookFileOption = Annotated[str, typer.Option("--oci-hook-path", hidden=True)]
 HookProgramOption = Annotated[str, typer.Option("--nvidia-runtime-hook-path", hidden=True)]
 AlsoOption = Annotated[
-    str,
+    Strings,
     typer.Option(
         "--also",
-        metavar="VARIANTS",
-        help="Also register nvidia-cdi, nvidia-legacy or both: cdi, legacy or cdi,legacy.",
+        metavar="cdi|legacy,...",
+        help="Also register nvidia-cdi or nvidia-legacy.",
         autocompletion=one_of("cdi", "legacy", comma=True),
     ),
 ]
@@ -181,7 +181,12 @@ KubeconfigOption = Annotated[
         show_default="KUBECONFIG, the pod's account or ~/.kube/config",
     ),
 ]
-ContextOption = Annotated[str, typer.Option("--context", metavar="NAME", help="Kubeconfig context to use.")]
+ContextOption = Annotated[
+    str,
+    typer.Option(
+        "--context", metavar="NAME", help="Kubeconfig context to use.", show_default="the current one"
+    ),
+]
 ServerOption = Annotated[
     str,
     typer.Option("--server", metavar="URL", help="URL of a kubectl proxy, such as http://127.0.0.1:8001."),

@@ -82,29 +82,37 @@ def _option(*names: str, env: str, text: str, **more: Any) -> Any:
     return typer.Option(*names, envvar=f"GPUNODE_{env}", help=text, rich_help_panel="Global options", **more)
 
 
-_FORMAT = {"env": "OUTPUT", "metavar": "FORMAT"}
+_FORMAT = {"env": "OUTPUT", "metavar": "FORMAT", "show_default": "table"}
 _FORMATS = "Output format: table, json or yaml; for doctor also html or prometheus."
 _ROOT = "Examine another root directory: a mounted host, a copied /etc, /sys and /proc, or a support bundle."
 
 
 def _global_options(
-    root: Annotated[Path | None, _option("--root", env="ROOT", metavar="PATH", text=_ROOT)] = None,
+    root: Annotated[
+        Path | None, _option("--root", env="ROOT", metavar="PATH", text=_ROOT, show_default="/")
+    ] = None,
     output: Annotated[
         Output | None,
         _option(
             "-o",
             "--output",
             **_FORMAT,
-            text="Output format: table, json or yaml; for doctor also html or prometheus.",
+            text=_FORMATS,
         ),
     ] = None,
     color: Annotated[
         Color | None,
-        _option("--color", env="COLOR", metavar="WHEN", text="Use color: auto, always or never."),
+        _option(
+            "--color",
+            env="COLOR",
+            metavar="WHEN",
+            text="Use color: auto, always or never.",
+            show_default="auto",
+        ),
     ] = None,
     verbose: Annotated[
-        int, _option("-v", "--verbose", env="VERBOSE", text="Print each command that is run.", count=True)
-    ] = 0,
+        bool, _option("-v", "--verbose", env="VERBOSE", text="Print each command that is run.")
+    ] = False,
     quiet: Annotated[
         bool, _option("-q", "--quiet", env="QUIET", text="Print data, warnings and errors only.")
     ] = False,
@@ -196,7 +204,7 @@ def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:
 
 def _values(option: Any, text: str) -> tuple[str, ...]:
     """What a message can quote of a variable: its value, or one of several with their reasons."""
-    if getattr(option, "is_flag", False) or getattr(option, "count", False):
+    if getattr(option, "is_flag", False):
         return ()
     return (text, *re.split(r"[\s,:]+", text)) if option.multiple else (text,)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -84,9 +83,6 @@ def check_names(names: Iterable[str]) -> None:
 def _runtime_hint(name: str) -> str:
     from difflib import get_close_matches
 
-    parts = [part for part in re.split("[,; ]+", name) if part in FINDERS]
-    if len(parts) > 1:
-        return f"give the option several times: --runtime {' --runtime '.join(parts)}"
     near = get_close_matches(name.lower(), FINDERS, 1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(FINDERS)}, auto"
 

@@ -37,3 +37,58 @@ def test_a_help_page_is_regular(path: tuple[str, ...]) -> None:
     for flags in re.findall(r"^  (-.*?)(?:  |$)", ran.out, re.M):
         names = re.findall(r"(?<![\w-])--[a-z][\w.-]*", flags.split(" / ")[0])
         assert len(names) <= 1, f"two names of one option: {flags}"
+
+
+def options_of(path: tuple[str, ...]) -> list[Any]:
+    command: Any = typer.main.get_command(app)
+    for name in path:
+        command = command.get_command(None, name)
+    return [option for option in command.get_params(typer.Context(command)) if not option.hidden]
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path not in GROUPS], ids=" ".join)
+def test_an_option_for_several_values_is_recognized_by_its_placeholder(path: tuple[str, ...]) -> None:
+    takes_many = {
+        option.name: str(option.metavar)
+        for option in options_of(path)
+        if option.param_type_name == "option" and option.multiple and path[0] != "manifests"
+    }
+    assert [name for name, placeholder in takes_many.items() if ",..." not in placeholder] == []
+
+
+def test_first_page_explains_placeholders_that_many_pages_have() -> None:
+    values = gpunode("--help").out.partition("\nValues:\n")[2]
+    assert "  DURATION  500ms, 60s, 2m or 1h; a number alone is in seconds.\n" in values
+    assert "  ID,...    Several values: separate them with commas, or repeat the option.\n" in values
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--only", "cdi-disabled,cdi-perms"), {}),
+        (("--only", "cdi-disabled", "--only", "cdi-perms"), {}),
+        (("--only=cdi-disabled, cdi-perms,",), {}),
+        ((), {"GPUNODE_DOCTOR_ONLY": "cdi-disabled,cdi-perms"}),
+    ],
+)
+def test_commas_and_repeated_options_mean_the_same(words: tuple[str, ...], env: dict[str, str]) -> None:
+    ran = gpunode("doctor", *words, "-o", "json", env=env)
+    assert ran.document["data"]["selection"]["only"] == ["cdi-disabled", "cdi-perms"], ran.err
+
+
+def test_option_with_commas_alone_is_empty() -> None:
+    ran = gpunode("doctor", "--only", ",")
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "error: --only is empty")
+
+
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_variable_of_verbose_takes_the_words_of_a_flag(value: str) -> None:
+    assert gpunode("gpus", env={"GPUNODE_VERBOSE": value}).err.startswith("  + ")
+    ran = gpunode("gpus", env={"GPUNODE_VERBOSE": "2"})
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "error: GPUNODE_VERBOSE: '2' is neither true nor false")
+
+
+@pytest.mark.parametrize("duration", ["90", "90s", "1m30s"])
+def test_duration_without_a_unit_is_in_seconds(duration: str) -> None:
+    held = gpunode("plugin", "check-config", "--simulate", "h100:1", "--health-hold-down", duration)
+    assert re.search(r"^--health-hold-down +90s ", held.out, re.M), held.err

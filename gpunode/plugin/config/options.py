@@ -500,6 +500,7 @@ OPTIONS = (
         "kube_context",
         ("--context",),
         "Kubeconfig context to use.",
+        default="the current one",
         word="NAME",
         key="flags.gpunode.context",
         part="labels",
