@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import REPLACES_DRIVER, Evidence, Fix
@@ -27,8 +28,9 @@ from gpunode.facts.node import Node
 from gpunode.facts.packages import Automatic, Package
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import CUDA
-from gpunode.packages.driver_choice import choose
-from gpunode.packages.driver_model import OPEN, Wish, read_situation
+
+if TYPE_CHECKING:
+    from gpunode.packages.driver_choice import Choice
 
 # Fixes for the driver that no other layer needs.
 
@@ -188,13 +190,22 @@ _PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULT
 _FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+-")
 
 
+def _chosen(node: Node) -> Choice:
+    """The driver that `gpunode driver plan` chooses. Its planner is imported only for the fixes that need
+    it."""
+    from gpunode.packages.driver_choice import choose
+    from gpunode.packages.driver_model import Wish, read_situation
+
+    return choose(read_situation(node), Wish())
+
+
 def install_driver(node: Node, branch: int = 0) -> Fix:
     """The driver that `gpunode driver plan` chooses, or of this branch; replacing a loaded one needs a
     reboot."""
     last = last_branch(node)
     if 0 < last < LONG_TERM and node.distribution.id != "ubuntu":
         return Fix(f"follow {_LEGACY}")
-    option = f"--branch {branch} " if branch and branch != choose(read_situation(node), Wish()).branch else ""
+    option = f"--branch {branch} " if branch and branch != _chosen(node).branch else ""
     fix = Fix(f"gpunode driver install {option}--yes", disturbs=REPLACES_DRIVER)
     return fix if node.module is None else fix.then_reboot()
 
@@ -349,7 +360,9 @@ def suse_modules(node: Node) -> str:
     built = [package.name for package in node.packages.containing("nvidia") if "-kmp-" in package.name]
     if built:
         return " ".join(built)
-    choice = choose(read_situation(node), Wish())
+    from gpunode.packages.driver_model import OPEN
+
+    choice = _chosen(node)
     branch = driver.branch(node.driver_version) or choice.branch
     is_open = choice.flavour == OPEN if node.module_open is None else node.module_open
     kernel = driver.flavour(node.kernel)

@@ -18,10 +18,6 @@ from gpunode.checks.toolkit import REGISTER
 from gpunode.errors import GpunodeError
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
-from gpunode.packages.driver_choice import choose
-from gpunode.packages.driver_model import Wish, read_situation
-from gpunode.packages.driver_plan import against_system
-from gpunode.packages.driver_source import choose_route, install_by_tdnf
 
 _ROUNDS = 4  # a fix that replaces another one has preconditions too
 _GKE = "/home/kubernetes/bin"  # Google's node images install the driver and the kubelet below it
@@ -133,6 +129,12 @@ def _packages(command: str) -> Fix:
 
 def _driver_refusals(node: Node) -> tuple[str, ...]:
     """Codes of the refusals of `gpunode driver install` on this node, whatever runs on the GPUs."""
+    # the planner is a twentieth of the doctor's start, and only the fixes of a few faults need it
+    from gpunode.packages.driver_choice import choose
+    from gpunode.packages.driver_model import Wish, read_situation
+    from gpunode.packages.driver_plan import against_system
+    from gpunode.packages.driver_source import choose_route
+
     situation, wish = read_situation(node), Wish()
     choice = choose(situation, wish)
     route = choose_route(situation, wish, choice)
@@ -145,6 +147,10 @@ def _installs_driver(node: Node, command: str) -> bool:
 
 def _other_driver(node: Node, command: str) -> Fix:
     """How this node gets a driver if `gpunode driver install` refuses."""
+    from gpunode.packages.driver_choice import choose
+    from gpunode.packages.driver_model import Wish, read_situation
+    from gpunode.packages.driver_source import install_by_tdnf
+
     code = _driver_refusals(node)[0]
     system = node.distribution.id
     if code in _BY_REFUSAL:

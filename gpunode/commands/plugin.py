@@ -28,22 +28,22 @@ from gpunode.commands.session import ReceivedSignals, Session, until_signal, ver
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import PLUGIN_STATE, Host
-from gpunode.host.documents import MAX_STREAM_BYTES
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import StrEnum
-from gpunode.plugin.config.gke import Left, WrongInput, documents
-from gpunode.plugin.config.gke import translate as gke_translate
 from gpunode.plugin.config.options import OPTIONS
-from gpunode.plugin.config.resolve import DEFAULT, Resolved, option_value, settled
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
 from gpunode.plugin.model import Backend, LeftOut
-from gpunode.plugin.simulate.faults import ALL, Client, Fault, make_fault, parse_script
 
 if TYPE_CHECKING:
     from gpunode.gpu.nvml import GpuEvent
+    from gpunode.plugin.config.gke import Left
+    from gpunode.plugin.config.resolve import Resolved
     from gpunode.plugin.config.values import Problem
     from gpunode.plugin.model import Device, Plan
     from gpunode.plugin.serve import PluginService
+    from gpunode.plugin.simulate.faults import Fault
+
+# what only one subcommand needs is imported when that runs: `plugin status` loads this module, too
 
 
 class Foreign(StrEnum):
@@ -121,9 +121,11 @@ def plugin_inject(
 
     gpunode plugin inject --script faults.jsonl
     """
+    from gpunode.plugin.simulate.faults import make_fault, read_script
+
     if bool(script) == bool(fault):
         raise UsageError("give a fault or a --script", hint="gpunode plugin inject xid 79 --gpu 3")
-    faults = _script(session.host, script) if script else (make_fault(fault, value, gpu, gi, ci),)
+    faults = read_script(session.host, script) if script else (make_fault(fault, value, gpu, gi, ci),)
     return inject(session.host, faults, state_dir, session.progress, timed=bool(script))
 
 
@@ -263,16 +265,11 @@ def _served_device(device: Device) -> ServedDevice:
 # `gpunode plugin inject`: injects an event on a GPU of a simulated node; real nodes don't accept it.
 
 
-@dataclass(frozen=True)
-class InjectedFault:
-    """`data` of the envelope: what happened to the simulated GPUs."""
-
-    faults: tuple[Fault, ...]
-
-
 def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progress, *, timed: bool) -> Result:
     """Inject the events, and return when all have happened. `PreconditionError` where no simulated plugin
     listens."""
+    from gpunode.plugin.simulate.faults import Client, InjectedFault
+
     client = Client(host, state_dir)
     started = host.monotonic()
     try:
@@ -280,27 +277,11 @@ def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progre
             host.sleep(max(0.0, started + fault.at - host.monotonic()))
             client.send(fault)
             if timed:
-                progress.info(f"{host.monotonic() - started:.1f} s: {_words(fault)}")
+                progress.info(f"{host.monotonic() - started:.1f} s: {fault}")
     finally:
         client.close()
-    blocks = tuple(Text(f"injected {_words(fault)}") for fault in faults)
+    blocks = tuple(Text(f"injected {fault}") for fault in faults)
     return Result("InjectedFault", InjectedFault(tuple(faults)), blocks=blocks)
-
-
-def _words(fault: Fault) -> str:
-    """A description such as: xid 79, GPU 3, GPU instance 1"""
-    parts = [f"{fault.name} {fault.value}".strip()]
-    parts += ["all GPUs" if fault.gpu == ALL else f"GPU {fault.gpu}"] if fault.gpu else []
-    parts += [f"GPU instance {fault.gi}"] if fault.gi is not None else []
-    parts += [f"compute instance {fault.ci}"] if fault.ci is not None else []
-    return ", ".join(parts)
-
-
-def _script(host: Host, path: str) -> tuple[Fault, ...]:
-    text = host.read_text(path)
-    if text is None:
-        raise ConfigError(f"{path} doesn't exist")
-    return parse_script(text, path)
 
 
 # `gpunode plugin check-config`: the effective configuration and what it would advertise, without serving.
@@ -433,6 +414,8 @@ class PluginConfig:
 
 
 def _data(file: str, resolved: Resolved) -> PluginConfig:
+    from gpunode.plugin.config.resolve import DEFAULT, option_value
+
     settings, origins = resolved.settings, resolved.origins
     return PluginConfig(
         file,
@@ -487,6 +470,8 @@ def _blocks(file: str, resolved: Resolved, advertised: _Advertised) -> Iterator[
 
 
 def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
+    from gpunode.plugin.config.resolve import DEFAULT
+
     for option in OPTIONS:
         if option.field == "lenient" or (option.part and option.field not in resolved.origins):
             continue
@@ -524,32 +509,21 @@ def _devices(plan: Plan) -> Iterator[tuple[Cell | str, ...]]:
 
 KIND = "PluginConfigTranslation"
 _FORM = "it is gpu_config.json of a GKE node, or the ConfigMap of GKE's device plugin"
-_STDIN_BYTES = MAX_STREAM_BYTES + 1  # the reader refuses more, and truncates nothing
-
-
-@dataclass(frozen=True)
-class PluginConfigTranslation:
-    """`data` of the envelope: our config file as a tree and as text, and the settings that it can't
-    express."""
-
-    source: str
-    file: str
-    config: dict[str, Any]
-    text: str
-    left: tuple[Left, ...]
 
 
 def translate(host: Host, source: str, file: str) -> Result:
     """Exit 1 where the file can't be understood, or has a setting that is wrong in any plugin."""
+    from gpunode.plugin.config import gke
+
     if not file:
         raise UsageError("--from needs a file", hint=f"gpunode plugin check-config --from {source} FILE")
     file_name = "standard input" if file == "-" else file
     content = _read(host, file)
     try:
-        translation, text = settled(gke_translate(documents(content)))
-    except WrongInput as error:
+        translation, text = gke.settled(gke.translate(gke.documents(content)))
+    except gke.WrongInput as error:
         raise ConfigError(f"{file_name}: {error.message}", hint=error.hint or _FORM) from error
-    data = PluginConfigTranslation(source, file, translation.config, text, translation.left)
+    data = gke.PluginConfigTranslation(source, file, translation.config, text, translation.left)
     if translation.problems:
         errors = tuple(ErrorInfo("config", f"{file_name}: {problem}") for problem in translation.problems)
         return Result(KIND, data, "error", ExitCode.FAILED, _translation_messages(translation.left), errors)
@@ -569,8 +543,10 @@ def _translation_messages(left_out: tuple[Left, ...]) -> tuple[str, ...]:
 
 def _read(host: Host, file: str) -> bytes:
     """The file is on the node, or relative to the working directory, as with --config-file; - is stdin."""
+    from gpunode.host.documents import MAX_STREAM_BYTES
+
     if file == "-":
-        return sys.stdin.buffer.read(_STDIN_BYTES)
+        return sys.stdin.buffer.read(MAX_STREAM_BYTES + 1)  # the reader refuses more, and truncates nothing
     reader = host if file.startswith("/") else Host(Path("/"), host.environ)
     path = str(Path(file).absolute())
     data = None if reader.is_dir(path) else reader.read_bytes(path)

@@ -61,10 +61,10 @@ KINDS = {
     "PluginConfig": ("plugin check-config", "commands.plugin:PluginConfig"),
     "PluginConfigTranslation": (
         "plugin check-config --from",
-        "commands.plugin:PluginConfigTranslation",
+        "plugin.config.gke:PluginConfigTranslation",
     ),
     "PluginStatus": ("plugin status", "commands.plugin_status:PluginStatus"),
-    "InjectedFault": ("plugin inject", "commands.plugin:InjectedFault"),
+    "InjectedFault": ("plugin inject", "plugin.simulate.faults:InjectedFault"),
     "NodeLabels": ("labels", "commands.labels:NodeLabels commands.labels:LabelWatch"),
     "NodeChange": ("node advertise", "commands.node:NodeChange"),
     "Manifests": ("manifests", "commands.manifests:Manifests"),

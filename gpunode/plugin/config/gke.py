@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from gpunode.host import Host
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read_all
+from gpunode.plugin.config.resolve import Sources
+from gpunode.plugin.config.values import Problem
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
@@ -32,6 +36,18 @@ class Translation:
     config: dict[str, Any] = field(default_factory=dict)
     left: tuple[Left, ...] = ()
     problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PluginConfigTranslation:
+    """`data` of the envelope: our config file as a tree and as text, and the settings that it can't
+    express."""
+
+    source: str
+    file: str
+    config: dict[str, Any]
+    text: str
+    left: tuple[Left, ...]
 
 
 class WrongInput(Exception):
@@ -229,3 +245,29 @@ def _count(tree: Item, key: str, above: str) -> int:
 def _is_number(item: Item) -> bool:
     """Whether it is a whole number, quoted or not."""
     return item.kind == "scalar" and _NUMBER.fullmatch(item.text) is not None
+
+
+# A translated configuration as a file's text, checked with our own reader before it is returned.
+
+_NOWHERE = "/translated"  # is never opened: the bytes are passed
+
+
+def settled(translation: Translation) -> tuple[Translation, str]:
+    """The translation and its text; `problems` if our reader refuses it."""
+    text = _written(translation.config)
+    resolved = Sources(Host(Path("/"), {}), {"config_file": [_NOWHERE]}).resolve(text.encode())
+    problems = tuple(map(_problem_text, resolved.problems))
+    warnings = (
+        Left(warning.key or "the whole", warning.message, warning.hint) for warning in resolved.warnings
+    )
+    return replace(translation, left=(*translation.left, *warnings), problems=problems), text
+
+
+def _written(config: object) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100))
+
+
+def _problem_text(problem: Problem) -> str:
+    return ": ".join(filter(None, (problem.key, problem.message)))

@@ -10,7 +10,6 @@ from typing import Any
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
-from gpunode.plugin.config.gke import Left, Translation
 from gpunode.plugin.config.options import BY_FIELD, LABELS_PREFIX, OPTIONS, Option
 from gpunode.plugin.config.settings import HealthSettings, LabelSettings, Settings
 from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split
@@ -299,33 +298,3 @@ def option_value(settings: Settings, option: Option) -> Any:
     if isinstance(value, float) and value == float("inf"):
         return "infinite"
     return list(value) if isinstance(value, tuple) else value
-
-
-# A translated configuration as a file's text, checked with our own reader before it is returned.
-
-_NOWHERE = "/translated"  # is never opened: the bytes are passed
-
-
-def settled(translation: Translation) -> tuple[Translation, str]:
-    """The translation and its text; `problems` if our reader refuses it."""
-    text = _text(translation.config)
-    resolved = _resolved(text)
-    problems = tuple(map(_problem_text, resolved.problems))
-    warnings = (
-        Left(warning.key or "the whole", warning.message, warning.hint) for warning in resolved.warnings
-    )
-    return replace(translation, left=(*translation.left, *warnings), problems=problems), text
-
-
-def _text(config: object) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100))
-
-
-def _resolved(text: str) -> Resolved:
-    return Sources(Host(Path("/"), {}), {"config_file": [_NOWHERE]}).resolve(text.encode())
-
-
-def _problem_text(problem: Problem) -> str:
-    return ": ".join(filter(None, (problem.key, problem.message)))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from gpunode.cdi.nodes import MIG_MINORS, NodeFacts, mig_minors
 from gpunode.errors import ConfigError
 from gpunode.facts.devices import driver_gpus
-from gpunode.facts.libraries import library_in
 from gpunode.gpu.library_paths import NVML as library_paths_NVML
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
@@ -174,4 +173,8 @@ def _cdi_classes(host: Host, settings: Settings, roots: Roots) -> tuple[str, ...
 def nvml_library(host: Host, settings: Settings) -> str:
     """The library's path under the driver root; "" to find NVML in the usual way."""
     root = find_roots(host, settings).driver_here
-    return library_in(host, root, library_paths_NVML) if root else ""
+    if not root:
+        return ""
+    from gpunode.facts.libraries import library_in  # only a driver in another root needs it
+
+    return library_in(host, root, library_paths_NVML)

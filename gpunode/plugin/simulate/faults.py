@@ -65,11 +65,26 @@ class Fault:
     ci: int | None = None
     at: float = 0.0
 
+    def __str__(self) -> str:
+        """A description such as: xid 79, GPU 3, GPU instance 1"""
+        parts = [f"{self.name} {self.value}".strip()]
+        parts += ["all GPUs" if self.gpu == ALL else f"GPU {self.gpu}"] if self.gpu else []
+        parts += [f"GPU instance {self.gi}"] if self.gi is not None else []
+        parts += [f"compute instance {self.ci}"] if self.ci is not None else []
+        return ", ".join(parts)
+
     @property
     def line(self) -> str:
         """The fault as it is sent over the socket."""
         whole = {self.name: self.value or True, "gpu": self.gpu, "gi": self.gi, "ci": self.ci}
         return json.dumps({key: value for key, value in whole.items() if value not in ("", None)})
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """`data` of the envelope: what happened to the simulated GPUs."""
+
+    faults: tuple[Fault, ...]
 
 
 def make_fault(
@@ -119,6 +134,14 @@ def parse_fault(text: str) -> Fault:
         data.get("ci"),
         float(at),
     )
+
+
+def read_script(host: Host, path: str) -> tuple[Fault, ...]:
+    """The faults of a script. `ConfigError` if it is missing, else as `parse_script`."""
+    text = host.read_text(path)
+    if text is None:
+        raise ConfigError(f"{path} doesn't exist")
+    return parse_script(text, path)
 
 
 def parse_script(text: str, path: str) -> tuple[Fault, ...]:
