@@ -19,7 +19,6 @@ from gpunode.facts.driver_targets import (
     has_repository,
     last_branch,
     module_for,
-    newer_branch,
     run_installed,
 )
 from gpunode.facts.kernel_modules import kernel_devel, linux_headers
@@ -129,7 +128,6 @@ __all__ = [
     "has_repository",
     "last_branch",
     "module_for",
-    "newer_branch",
     "run_installed",
     "spares",
 ]

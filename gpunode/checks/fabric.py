@@ -23,7 +23,7 @@ from gpunode.checks.model import (
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import fabric
 from gpunode.facts import fabric as manager
-from gpunode.facts.driver import version_numbers
+from gpunode.facts.driver import module_loaded, version_numbers
 from gpunode.facts.fabric import IB_UMAD, package_version
 from gpunode.facts.kernel_log import SOURCE, KernelLine, last_load, matching
 from gpunode.facts.node import Node
@@ -67,7 +67,7 @@ def peermem(node: Node) -> Verdict:
         lines = (seen(SOURCE, line.text) for line, _ in invalid[-3:])
         again = Fix("modprobe -r nvidia-peermem && modprobe nvidia-peermem", disruptive="drain")
         return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *lines, fix=again)
-    if fabric.loaded(node.host, "nvidia_peermem"):
+    if module_loaded(node.host, "nvidia_peermem"):
         return ok("nvidia_peermem is loaded")
     listed = fabric.loaded_at_boot(node.host, "nvidia-peermem")
     is_open = node.module.open if node.module else None
@@ -113,7 +113,7 @@ def gds_gdrcopy(node: Node) -> Verdict:
     installed = tuple(fabric.installed_extras(node.host, node.kernel))
     if not installed:
         return skip("neither GPUDirect Storage nor GDRCopy is installed")
-    missing = [extra for extra in installed if not fabric.loaded(node.host, extra[1])]
+    missing = [extra for extra in installed if not module_loaded(node.host, extra[1])]
     if not missing:
         return ok(f"{' and '.join(name for name, _, _ in installed)}: the module is loaded")
     command = " && ".join(f"modprobe {module}" for _, module, _ in missing)

@@ -122,11 +122,10 @@ def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:
         namespace, pod, _ = (*directory.split("_"), "", "")[:3]
         for container in host.listdir(f"{POD_LOGS}/{directory}"):
             place = f"{POD_LOGS}/{directory}/{container}"
-            numbered = [name for name in host.listdir(place) if name.removesuffix(".log").isdecimal()]
             helper = "init" in container or "config" in container or "mps" in container
-            if not numbered or (helper and not helpers):
+            path = "" if helper and not helpers else _newest(host, place)
+            if not path:
                 continue
-            path = f"{place}/{max(numbered, key=lambda name: int(name.removesuffix('.log')))}"
             logs.append(
                 PluginLog(
                     path, namespace, pod, container, tuple(host.read_tail(path, _LOG_BYTES).splitlines())

@@ -84,10 +84,15 @@ def parameters(host: Host) -> dict[str, str]:
     return {name.strip(): value.strip().strip('"') for name, colon, value in pairs if colon}
 
 
-def has_module_file(host: Host, release: str, name: str) -> bool:
-    """Whether a kernel has a module of this name (as its file is called) on disk."""
-    index = host.read_text(f"/lib/modules/{release}/modules.dep") or ""
-    return any(f"/{name}.ko{end}" in index for end in (":", ".gz:", ".xz:", ".zst:"))
+def modules_dep(release: str) -> str:
+    """The index of a kernel's modules on disk (modules.dep(5))."""
+    return f"/lib/modules/{release}/modules.dep"
+
+
+def has_module_file(host: Host, release: str, *names: str) -> bool:
+    """Whether a kernel has a module of one of these names (as its file is called) on disk."""
+    index = host.read_text(modules_dep(release)) or ""
+    return any(f"/{name}.ko{end}" in index for name in names for end in (":", ".gz:", ".xz:", ".zst:"))
 
 
 def initramfs_of(host: Host, release: str) -> os.stat_result | None:
@@ -100,7 +105,7 @@ def installed_kernels(host: Host) -> tuple[Kernel, ...]:
     """Kernels that could be booted: a module index and an image. Removed ones leave no image behind."""
     kernels = []
     for release in host.listdir("/lib/modules"):
-        index = host.read_text(f"/lib/modules/{release}/modules.dep")
+        index = host.read_text(modules_dep(release))
         image = host.stat(f"/boot/vmlinuz-{release}") or host.stat(f"/lib/modules/{release}/vmlinuz")
         if index is not None and image:
             kernels.append(Kernel(release, lists_module(index)))
@@ -114,7 +119,7 @@ def lists_module(modules_dep: str) -> bool:
 
 def module_for(host: Host, release: str) -> bool:
     """Whether there is an NVIDIA module for this kernel."""
-    return lists_module(host.read_text(f"/lib/modules/{release}/modules.dep") or "")
+    return lists_module(host.read_text(modules_dep(release)) or "")
 
 
 def flavour(release: str) -> str:

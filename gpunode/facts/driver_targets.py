@@ -33,13 +33,6 @@ def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
     return 0 if alone else last
 
 
-def newer_branch(node: Node) -> int:
-    """The branch to upgrade to: the one with the longest support, for nodes on the newest one."""
-    here = driver.branch(node.driver_version)
-    desired = LONG_TERM if here < LONG_TERM else max(here, *driver.kept())
-    return min(desired, last_branch(node) or desired)
-
-
 def has_repository(node: Node) -> bool:
     """Whether NVIDIA's repository is among this node's."""
     return any(REPOSITORY in line for line in repository_lines(node))

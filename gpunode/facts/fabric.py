@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.driver import version_numbers
+from gpunode.facts.driver import has_module_file, modules_dep, version_numbers
 from gpunode.facts.packages import Packages
-from gpunode.facts.pci import DEVICES, NVIDIA, PciGpu
+from gpunode.facts.pci import DEVICES, NVIDIA, PciGpu, driver_of
 from gpunode.host import Host
 
 LOG = "/var/log/fabricmanager.log"
 UNIT = "nvidia-fabricmanager.service"
 PROGRAM = "nv-fabricmanager"
 IB_UMAD = "ib_umad"
+INFINIBAND = "/sys/class/infiniband"  # adapters for RDMA, InfiniBand and RoCE alike
 _SUBNET_MANAGER = "/opt/nvidia/nvlsm/sbin/nvlsm"  # which the fabric manager starts itself
 _PACKAGES = ("nvidia-fabricmanager", "nvidia-fabric-manager")
 _NOT_IT = "-dev"
@@ -103,7 +104,6 @@ def versions_in(text: str) -> tuple[str, str] | None:
 # separate trays, whose fabric manager isn't the compute node's.
 
 _BRIDGE = "0x0680"
-_INFINIBAND = "/sys/class/infiniband"
 _MANAGEMENT = b"SW_MNG"
 _BLACKWELL = (
     "0x29",
@@ -125,7 +125,7 @@ def read_switches(host: Host, gpus: tuple[PciGpu, ...]) -> tuple[NvSwitch, ...]:
         return ()
     switches = [switch for address in host.listdir(DEVICES) if (switch := _bridge(host, address)) is not None]
     if not switches and any(gpu.device_id.startswith(_BLACKWELL) for gpu in gpus):
-        switches = [NvSwitch(name, "mlx5_core") for name in host.listdir(_INFINIBAND) if _manages(host, name)]
+        switches = [NvSwitch(name, "mlx5_core") for name in host.listdir(INFINIBAND) if _manages(host, name)]
     return tuple(switch for switch in switches if switch.driver != "vfio-pci")
 
 
@@ -136,20 +136,18 @@ def _bridge(host: Host, address: str) -> NvSwitch | None:
             return None
         if (host.read_text(f"{place}/vendor") or "").strip() != NVIDIA:
             return None
-        driver = host.readlink(f"{place}/driver")
+        return NvSwitch(address, driver_of(host, place))
     except GpunodeError:
         return None
-    return NvSwitch(address, driver.rstrip("/").rpartition("/")[2] if driver else None)
 
 
 def _manages(host: Host, name: str) -> bool:
     """`Unreadable` without root: only root may read a card's product data."""
-    return _MANAGEMENT in (host.read_bytes(f"{_INFINIBAND}/{name}/device/vpd") or b"")
+    return _MANAGEMENT in (host.read_bytes(f"{INFINIBAND}/{name}/device/vpd") or b"")
 
 
 # Modules that let other devices access GPU memory: nvidia_peermem or DMA-BUF, nvidia_fs, gdrdrv.
 
-INFINIBAND = "/sys/class/infiniband"
 _MODULES_LOAD = (
     "/etc/modules-load.d",
     "/run/modules-load.d",
@@ -157,40 +155,30 @@ _MODULES_LOAD = (
     "/lib/modules-load.d",
 )
 _DMABUF_KERNEL = (5, 12)  # CUDA's GPUDirect RDMA guide
-_EXTRAS = (("GPUDirect Storage", "nvidia_fs", "nvidia-fs"), ("GDRCopy", "gdrdrv", "gdrdrv"))
+_EXTRAS = (("GPUDirect Storage", "nvidia_fs", "nvidia-fs"), ("GDRCopy", "gdrdrv"))
 
 
 def infiniband_cards(host: Host) -> tuple[str, ...]:
     """RDMA devices of mlx5_core's, such as ``mlx5_0``."""
-    return tuple(name for name in host.listdir(INFINIBAND) if _driver(host, name) == "mlx5_core")
+    return tuple(name for name in host.listdir(INFINIBAND) if _is_nvidias(host, name))
 
 
-def _driver(host: Host, name: str) -> str:
+def _is_nvidias(host: Host, name: str) -> bool:
     try:
-        link = host.readlink(f"{INFINIBAND}/{name}/device/driver")
+        return driver_of(host, f"{INFINIBAND}/{name}/device") == "mlx5_core"
     except GpunodeError:
-        return ""
-    return link.rstrip("/").rpartition("/")[2] if link else ""
+        return False
 
 
 def infiniband_ports(host: Host, cards: tuple[str, ...]) -> tuple[str, ...]:
     """Active InfiniBand ports; an Ethernet port is often just the node's network."""
-    ports = (f"{INFINIBAND}/{card}/ports/{port}" for card in cards for port in _ports(host, card))
+    ports = (port for card in cards for port in host.glob(f"{INFINIBAND}/{card}/ports", "*"))
     return tuple(port for port in ports if _speaks_infiniband(host, port))
-
-
-def _ports(host: Host, card: str) -> tuple[str, ...]:
-    return tuple(host.listdir(f"{INFINIBAND}/{card}/ports"))
 
 
 def _speaks_infiniband(host: Host, port: str) -> bool:
     layer = (host.read_text(f"{port}/link_layer") or "").strip()
     return layer == "InfiniBand" and "ACTIVE" in (host.read_text(f"{port}/state") or "")
-
-
-def loaded(host: Host, module: str) -> bool:
-    """From /proc/modules; a module that is built into the kernel also has a directory."""
-    return host.is_dir(f"/sys/module/{module}")
 
 
 def loaded_at_boot(host: Host, module: str) -> tuple[str, int] | None:
@@ -212,22 +200,17 @@ def by_dmabuf(open_module: bool | None, kernel: str) -> bool:
 
 def installed_extras(host: Host, kernel: str) -> Iterator[tuple[str, str, str]]:
     """What is installed for the running kernel: its name, its module, and the file that shows it."""
-    index = f"/lib/modules/{kernel}/modules.dep"
-    text = host.read_text(index) or ""
-    for name, module, source in _EXTRAS:
-        files = (f"/{module}.ko", f"/{source}.ko")
-        if any(f"{file}{end}" in text for file in files for end in (":", ".xz:", ".zst:", ".gz:")):
-            yield name, module, index
+    for name, *files in _EXTRAS:
+        if has_module_file(host, kernel, *files):
+            yield name, files[0], modules_dep(kernel)
 
 
 # Network adapters for RDMA, and how much memory a process may lock for them.
 
-_ADAPTERS = "/sys/class/infiniband"  # InfiniBand and RoCE alike
-
 
 def rdma_adapters(host: Host) -> tuple[str, ...]:
     """Names such as mlx5_0."""
-    return tuple(host.listdir(_ADAPTERS))
+    return tuple(host.listdir(INFINIBAND))
 
 
 def locked_memory(host: Host, pid: int) -> int | None:

@@ -421,7 +421,7 @@ def _apt(host: Host) -> Automatic | None:
 
 def apt_settings(host: Host) -> Iterator[Setting]:
     """All settings in apt's configuration files, in the order in which they are read."""
-    names = (path for path in host.glob(_APT_DIRECTORY, "*"))
+    names = host.glob(_APT_DIRECTORY, "*")
     files = [path for path in names if "." not in path.rpartition("/")[2] or path.endswith(".conf")]
     for path in (*files, "/etc/apt/apt.conf"):
         yield from parse_apt_conf(host.read_text(path, SMALL_BYTES) or "", path)

@@ -44,11 +44,15 @@ def read_gpus(host: Host) -> tuple[PciGpu, ...]:
         kind = _word(host, f"{place}/class")
         if not kind.startswith(_GPU_CLASSES) or host.readlink(f"{place}/physfn") is not None:
             continue
-        driver = host.readlink(f"{place}/driver")
-        name = driver.rstrip("/").rpartition("/")[2] if driver else None
         number, display = _word(host, f"{place}/device"), kind.startswith(_GPU_CLASSES[0])
-        gpus.append(PciGpu(address, number, name, _numa(host, place), display))
+        gpus.append(PciGpu(address, number, driver_of(host, place), _numa(host, place), display))
     return tuple(gpus)
+
+
+def driver_of(host: Host, place: str) -> str | None:
+    """The kernel driver of the device at this path in sysfs, None if it has none."""
+    link = host.readlink(f"{place}/driver")
+    return link.rstrip("/").rpartition("/")[2] if link else None
 
 
 def display_cards(these: tuple[PciGpu, ...], gpus: tuple[PciGpu, ...]) -> bool:
