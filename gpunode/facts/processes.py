@@ -76,10 +76,10 @@ def start_ticks(host: Host, pid: int | str) -> int | None:
     Together with the boot id it identifies a process: the kernel reuses a number alone.
     """
     text = host.read_text(f"/proc/{pid}/stat") or ""
-    after_name = text.rpartition(")")[2].split()
-    if after_name[:1] == ["Z"]:
+    fields = text.rpartition(")")[2].split()  # the name in the second field may contain anything
+    if fields[:1] == ["Z"]:
         return None
-    return int(after_name[19]) if len(after_name) > 19 and after_name[19].isdecimal() else None
+    return int(fields[19]) if len(fields) > 19 and fields[19].isdecimal() else None
 
 
 def own_identity(host: Host) -> dict[str, Any]:
@@ -159,16 +159,15 @@ def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: i
     argv = tuple(part.decode("utf-8", "surrogateescape") for part in raw.rstrip(b"\0").split(b"\0"))
     if names and _name(argv) not in names:
         return None
-    # proc(5): the 22nd field is the start time; counting starts after the name in brackets
-    fields = (host.read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
-    if len(fields) <= 19 or not fields[19].isdecimal():
+    started = start_ticks(host, pid)
+    if started is None:
         return None
     uid = 0
     if _name(argv) in _DAEMONS | _SETTINGS or b"gpunode" in raw:
         uid = host.owner(int(pid))
         if host.read_bytes(f"/proc/{pid}/cmdline") != raw:
             return None  # another process has the number now, and these arguments may be either's
-    return Process(int(pid), argv, boot + int(fields[19]) / ticks, uid)
+    return Process(int(pid), argv, boot + started / ticks, uid)
 
 
 def _name(argv: tuple[str, ...]) -> str:

@@ -6,7 +6,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from gpunode.facts.processes import start_ticks
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
@@ -83,18 +85,26 @@ def _goal(plan: GpuPlan) -> Goal:
 
 
 def _write(host: Host, snapshot: LayoutSnapshot) -> None:
+    _write_record(host, snapshot_path(host), layouts=Layouts("", snapshot.before), goals=snapshot.goals)
+
+
+def _write_record(host: Host, path: str, **values: object) -> None:
     host.make_dirs(state_directory(host), mode=0o700)
-    goals = {uuid: plain(all_) for uuid, all_ in snapshot.goals.items()}
-    data = {"boot": boot_id(host), "layouts": plain(Layouts("", snapshot.before)), "goals": goals}
-    host.write_atomic(snapshot_path(host), json.dumps(data).encode(), mode=0o600, keep=False)
+    data = {"boot": boot_id(host), **plain(values)}
+    host.write_atomic(path, json.dumps(data).encode(), mode=0o600, keep=False)
+
+
+def _read_record(host: Host, path: str) -> dict[str, Any] | None:
+    """None without one of this boot: a boot removes instances and starts services again."""
+    data = json.loads(host.read_text(path) or "null")
+    return data if isinstance(data, dict) and data.get("boot") == boot_id(host) else None
 
 
 def load_snapshot(host: Host) -> LayoutSnapshot:
-    """The runs that started and didn't finish; none from before the last boot, which removes instances."""
-    text = host.read_text(snapshot_path(host))
+    """The runs of this boot that started and didn't finish."""
     try:
-        data = json.loads(text or "null")
-        if not isinstance(data, dict) or data.get("boot") != boot_id(host):
+        data = _read_record(host, snapshot_path(host))
+        if data is None:
             return LayoutSnapshot()
         goals = {uuid: tuple(from_plain(Goal, goal) for goal in all_) for uuid, all_ in data["goals"].items()}
         return LayoutSnapshot(from_plain(Layouts, data["layouts"]).gpus, goals)
@@ -194,12 +204,10 @@ def unfinished_path(host: Host) -> str:
 
 
 def load_unfinished(host: Host) -> Run | None:
-    """The unfinished run; none from before the last boot, because booting starts the services again."""
+    """The unfinished run of this boot."""
     try:
-        data = json.loads(host.read_text(unfinished_path(host)) or "null")
-        if not isinstance(data, dict) or data.get("boot") != boot_id(host):
-            return None
-        return from_plain(Run, data["run"])
+        data = _read_record(host, unfinished_path(host))
+        return from_plain(Run, data["run"]) if data is not None else None
     except (ValueError, KeyError):
         return None
 
@@ -211,8 +219,7 @@ def lives(host: Host, run: Run) -> bool:
 
 
 def _start(host: Host, pid: int) -> str:
-    fields = host.text_or_empty(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+    return str(start_ticks(host, pid) or "")
 
 
 class Keeper:
@@ -255,8 +262,4 @@ class Keeper:
             self._host.remove(unfinished_path(self._host))
 
     def _write(self, run: Run) -> None:
-        self._host.make_dirs(state_directory(self._host), mode=0o700)
-        data = {"boot": boot_id(self._host), "run": plain(run)}
-        self._host.write_atomic(
-            unfinished_path(self._host), json.dumps(data).encode(), mode=0o600, keep=False
-        )
+        _write_record(self._host, unfinished_path(self._host), run=run)

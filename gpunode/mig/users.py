@@ -22,7 +22,7 @@ from gpunode.facts.daemons import process_unit
 from gpunode.facts.device_plugins import keeps_nvml_open, status_path
 from gpunode.facts.devices import opened
 from gpunode.facts.node import Node
-from gpunode.facts.processes import Process, identifies, running
+from gpunode.facts.processes import Process, identifies, running, start_ticks
 from gpunode.facts.workloads import container_of
 from gpunode.host import PLUGIN_STATE, Host
 from gpunode.host.process import Completed
@@ -427,11 +427,9 @@ def _end(host: Host, pid: int, progress: Progress) -> None:
 
 def _lives(host: Host, pid: int) -> bool:
     try:
-        status = host.read_text(f"/proc/{pid}/stat") or ""
+        return start_ticks(host, pid) is not None  # a zombie has closed its files
     except GpunodeError:
         return True
-    state = status.rpartition(")")[2].split()[:1]
-    return bool(state) and state != ["Z"]  # a zombie has closed its files
 
 
 def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callable[[], None]) -> None:
@@ -441,11 +439,16 @@ def _call(host: Host, argv: tuple[str, ...], progress: Progress, refused: Callab
     if not answer.ok:
         if not answer.timed_out:
             refused()
-        output = (answer.stderr or answer.stdout).strip().splitlines()
-        reason = "took too long" if answer.timed_out else output[-1] if output else f"exit code {answer.code}"
         raise PreconditionError(
-            f"{' '.join(argv)}: {reason}", hint="run the command manually to see its output", code="mig-busy"
+            f"{' '.join(argv)}: {_failure(answer)}",
+            hint="run the command manually to see its output",
+            code="mig-busy",
         )
+
+
+def _failure(answer: Completed) -> str:
+    output = (answer.stderr or answer.stdout).strip().splitlines()
+    return "took too long" if answer.timed_out else output[-1] if output else f"exit code {answer.code}"
 
 
 def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str, ...], Drained]:
@@ -458,10 +461,7 @@ def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str
         with progress.step(" ".join(argv)):
             answer = host.run(argv, timeout=_STOP_SECONDS)
         if not answer.ok:
-            output = (answer.stderr or answer.stdout).strip().splitlines()
-            troubles.append(
-                f"{' '.join(argv)} failed: {output[-1] if output else f'exit code {answer.code}'}"
-            )
+            troubles.append(f"{' '.join(argv)} failed: {_failure(answer)}")
             if not _no_longer_exists(argv, answer):
                 still = still.plus(part)
     return tuple(troubles), still

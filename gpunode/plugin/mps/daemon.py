@@ -12,6 +12,8 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from gpunode.errors import DaemonError, GpunodeError
+from gpunode.facts.daemons import exe_of
+from gpunode.facts.processes import start_ticks
 from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES
 from gpunode.host import Host
 from gpunode.host.files import empty_file, read_from
@@ -260,14 +262,10 @@ class Identity:
     def of(cls, host: Host, pid: int, gpus: tuple[str, ...]) -> Identity | None:
         """None if there is no such process, or no permission to read it."""
         try:
-            text = host.read_text(f"/proc/{pid}/stat") or ""
-            program = host.readlink(f"/proc/{pid}/exe")
+            started, program = start_ticks(host, pid), exe_of(host, pid)
         except GpunodeError:
             return None
-        fields = text.rpartition(")")[2].split()  # the name in the second field may contain anything
-        if program is None or len(fields) < 20 or fields[0] == "Z":
-            return None
-        return cls(pid, int(fields[19]), program.removesuffix(" (deleted)"), gpus)
+        return cls(pid, started, program, gpus) if started is not None and program else None
 
     def alive(self, host: Host) -> bool:
         """Whether this very process still runs."""
