@@ -100,8 +100,11 @@ class GpuEvent:
 
 
 class EventSet:
-    """The events of some GPUs. `unsupported` don't report events, `failed` couldn't be watched, with the
-    reason."""
+    """Watches GPUs, or the GPUs of MIG devices, for XIDs and ECC errors until it is closed. `unsupported`
+    don't report events, `failed` couldn't be watched, with the reason.
+
+    To find a GPU by its UUID NVML queries every GPU, including one that hangs; `handles` avoid that.
+    """
 
     def __init__(self, nvml: Nvml, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> None:
         self._nvml = nvml
@@ -161,8 +164,8 @@ class EventSet:
             kind,
             self._uuid_of(data.device),
             int(data.eventData) if kind == "xid" else None,
-            _instance(data.gpuInstanceId),
-            _instance(data.computeInstanceId),
+            instance_id(data.gpuInstanceId),
+            instance_id(data.computeInstanceId),
         )
 
     def _uuid_of(self, device: Any) -> str:
@@ -192,13 +195,15 @@ def _address(device: Any) -> int:
     return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
-def _instance(number: int) -> int | None:
-    return None if int(number) == _NO_INSTANCE else int(number)
+def instance_id(number: int | None) -> int | None:
+    """The id of a MIG instance; None for the whole GPU."""
+    return None if number is None or int(number) == _NO_INSTANCE else int(number)
 
 
-_GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
+GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
 _FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 FABRIC_COMPLETED = 3
+MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h; INVALID_ARGUMENT marks the end of a GPU's links
 
 
 def _load(path: str) -> None:
@@ -472,12 +477,8 @@ class Nvml:
 
     # --- MIG -------------------------------------------------------------------------------------------
 
-    def mig_enabled(self, gpu: Handle) -> bool:
-        """Whether MIG mode is on now; a GPU or driver that does not support MIG has it off."""
-        return bool(self.mig_mode(gpu))
-
     def mig_mode(self, gpu: Handle) -> bool | None:
-        """The same, None if the GPU or the driver does not support MIG."""
+        """Whether MIG mode is on now, None if the GPU or the driver does not support MIG."""
         try:
             return bool(self.call("nvmlDeviceGetMigMode", gpu)[0])
         except NvmlError as error:
@@ -525,7 +526,7 @@ class Nvml:
         """
         instance = self.part("nvmlDeviceGetGpuInstanceById", gpu, gi)
         desired = int(self.call("nvmlGpuInstanceGetInfo", instance).profileId)
-        for profile in range(_GPU_INSTANCE_PROFILES):
+        for profile in range(GPU_INSTANCE_PROFILES):
             try:
                 info = self.call("nvmlDeviceGetGpuInstanceProfileInfo", gpu, profile, 1)
             except NvmlError as error:
@@ -536,15 +537,8 @@ class Nvml:
                 return profile
         return None
 
-    # --- topology and events ---------------------------------------------------------------------------
+    # --- topology --------------------------------------------------------------------------------------
 
     def common_ancestor(self, first: Handle, second: Handle) -> int:
         """Proximity of two GPUs: 0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system."""
         return int(self.call("nvmlDeviceGetTopologyCommonAncestor", first, second))
-
-    def watch_events(self, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> EventSet:
-        """Watch GPUs (or the GPUs of MIG devices) for XIDs and ECC errors; close the set when done.
-
-        To find a GPU by its UUID NVML queries every GPU, including one that hangs; `handles` avoid that.
-        """
-        return EventSet(self, uuids, handles)

@@ -25,6 +25,7 @@ from gpunode.gpu.nvml import (
     CORRUPTED_INFOROM,
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
+    MOST_LINKS,
     NO_PERMISSION,
     NOT_FOUND,
     NOT_SUPPORTED,
@@ -236,7 +237,7 @@ def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
     part is unknown; a MIG device that disappears meanwhile is no failure of its GPU."""
     parts: dict[str, tuple[int, int]] = {}
     with suppress(NvmlError):
-        for _, mig in nvml.mig_handles(gpu) if nvml.mig_enabled(gpu) else ():
+        for _, mig in nvml.mig_handles(gpu) if nvml.mig_mode(gpu) else ():
             with suppress(NvmlError):
                 parts[nvml.uuid(mig)] = nvml.mig_instances(mig)[0], nvml.memory_used(mig)
     shared = Counter(gi for gi, _ in parts.values())
@@ -259,7 +260,6 @@ def _name_at(names: tuple[str | None, ...], number: int) -> str | None:
 
 SAMPLE_SECONDS = 0.1  # between two samples of the active slowdowns
 _MOST_SECONDS = 5.0  # for all GPUs: after this time the remaining values are not queried
-_MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h
 _SLOWDOWN_THRESHOLD = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
 _RETIRED_FOR = (0, 1)  # NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS, _DOUBLE_BIT_ECC_ERROR
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: includes the driver's reserved memory
@@ -432,7 +432,7 @@ def _memory(gpu: _Gpu) -> tuple[int | None, int | None, int | None]:
 def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:
     """The states of this GPU's links; () if it has none, None if it doesn't report them."""
     nvlinks: list[bool] = []
-    for link in range(_MOST_LINKS):
+    for link in range(MOST_LINKS):
         try:
             state = gpu.nvml.call("nvmlDeviceGetNvLinkState", gpu.device, link)
         except NvmlError as error:

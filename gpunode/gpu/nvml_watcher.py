@@ -33,6 +33,7 @@ from gpunode.gpu.inventory import discover
 from gpunode.gpu.model import GPU_IS_LOST, Inventory, Pair, Reading, Topology
 from gpunode.gpu.nvml import (
     INVALID_ARGUMENT,
+    MOST_LINKS,
     NOT_FOUND,
     NOT_SUPPORTED,
     EventSet,
@@ -48,8 +49,8 @@ from gpunode.output.typed import plain
 # Topology: common ancestors, NVLinks and links to NVSwitches. A GPU that can't be queried only lacks its own
 # pairs. Read again when the inventory has changed, because links change with GPUs and their drivers.
 
-_MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h; INVALID_ARGUMENT marks the end of a GPU's links
 _NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, not a GPU
+_TOPOLOGY_SECONDS = 10.0
 _NO_SUCH_LINK = (INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND)
 
 
@@ -64,27 +65,25 @@ class _Links:
 def read_topology(
     nvml: Nvml,
     inventory: Inventory,
-    seconds: float = 10.0,
-    clock: Callable[[], float] = time.monotonic,
     skip: Collection[int] = (),
 ) -> Topology:
     """Pairs of all readable GPUs but those whose index is in `skip`, and their links to switches.
 
     Never raises for a GPU.
 
-    What isn't read within `seconds` is left out, starting with the links: then only ancestors determine
+    What isn't read within ten seconds is left out, starting with the links: then only ancestors determine
     proximity.
     """
-    until = clock() + seconds
+    until = time.monotonic() + _TOPOLOGY_SECONDS
     handles = _handles(nvml, inventory, skip)
     levels = {
-        pair: _level(nvml, handles[pair[0]], handles[pair[1]]) if clock() < until else None
+        pair: _level(nvml, handles[pair[0]], handles[pair[1]]) if time.monotonic() < until else None
         for pair in combinations(sorted(handles), 2)
     }
     pci = {gpu.uuid: gpu.pci for gpu in inventory.gpus}
     places = frozenset(gpu.pci for gpu in inventory.gpus if gpu.pci)  # lost ones too: they aren't switches
     links = {
-        uuid: _links(nvml, handle, places) if clock() < until else _Links()
+        uuid: _links(nvml, handle, places) if time.monotonic() < until else _Links()
         for uuid, handle in handles.items()
     }
     pairs = tuple(
@@ -114,7 +113,7 @@ def _level(nvml: Nvml, first: Handle, second: Handle) -> int | None:
 def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> _Links:
     """A GPU that fails meanwhile keeps no links: half of them would rank it wrongly."""
     links = _Links()
-    for link in range(_MOST_LINKS):
+    for link in range(MOST_LINKS):
         try:
             if not int(nvml.call("nvmlDeviceGetNvLinkState", gpu, link)):
                 continue
@@ -244,7 +243,7 @@ class Listener:
             self._alive = time.monotonic()
             with suppress(NvmlError):  # then registering reports the error
                 handles[uuid] = self._nvml.handle(index)
-        events = self._nvml.watch_events([uuid for uuid, _ in self._wanted], handles)
+        events = EventSet(self._nvml, [uuid for uuid, _ in self._wanted], handles)
         self._failed = bool(events.failed)
         self._report(
             {

@@ -291,10 +291,8 @@ class CannotBe(PreconditionError):
 
     default_code = "mig-impossible"
 
-    def __init__(self, faults: Sequence[str], hint: str = "") -> None:
-        super().__init__(
-            "; ".join(faults), hint=hint or "list the profiles of the GPUs: gpunode mig list --profiles"
-        )
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("; ".join(faults), hint="list the profiles of the GPUs: gpunode mig list --profiles")
         self.faults = tuple(faults)
 
 

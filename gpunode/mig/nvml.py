@@ -24,6 +24,7 @@ from gpunode.gpu.child import Parent
 from gpunode.gpu.model import profile_name
 from gpunode.gpu.nvml import (
     FUNCTION_NOT_FOUND,
+    GPU_INSTANCE_PROFILES,
     INVALID_ARGUMENT,
     NO_PERMISSION,
     NOT_FOUND,
@@ -31,6 +32,7 @@ from gpunode.gpu.nvml import (
     Handle,
     Nvml,
     NvmlError,
+    instance_id,
 )
 from gpunode.mig.model import (
     ComputeInstance,
@@ -44,7 +46,6 @@ from gpunode.mig.model import (
 )
 from gpunode.output.typed import plain
 
-_GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
 _COMPUTE_INSTANCE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT
 _SHARED_ENGINES = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 _MOST_PLACES = 16  # 8 slots are the most of any GPU
@@ -99,7 +100,7 @@ class MigCalls:
     def profiles(self, gpu: Handle) -> tuple[ProfileInfo, ...]:
         """The GPU instances that this GPU offers, by NVML's numbering."""
         result = []
-        for index in range(_GPU_INSTANCE_PROFILES):
+        for index in range(GPU_INSTANCE_PROFILES):
             info = self._unless_absent("nvmlDeviceGetGpuInstanceProfileInfo", gpu, index)
             if info is not None:
                 result.append(
@@ -497,13 +498,8 @@ def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
     if not profiles:
         raise NvmlError(NOT_SUPPORTED, f"it takes no compute instance of {question['slices']} slices")
     instance = calls.compute_instance_info(calls.create_compute_instance(gi, profiles[0], _at(question)))
-    uuid = _uuid(nvml, _gpu(nvml, question), (question["gi"], instance.id))
+    uuid = _uuids(nvml, _gpu(nvml, question)).get((question["gi"], instance.id), "")
     return {"id": instance.id, "at": [instance.placement.start, instance.placement.size], "uuid": uuid}
-
-
-def _uuid(nvml: Nvml, gpu: Handle, instances: tuple[int, int]) -> str:
-    devices = (device for _, device in nvml.mig_handles(gpu))
-    return next((nvml.uuid(device) for device in devices if nvml.mig_instances(device) == instances), "")
 
 
 def _destroy_gpu_instance(nvml: Nvml, question: Question) -> Any:
@@ -521,20 +517,17 @@ def _processes(nvml: Nvml, question: Question) -> Any:
     """Compute and graphics processes on the GPU or its MIG devices; ids are None for the GPU as a whole."""
     gpu = _gpu(nvml, question)
     result: set[tuple[int, int | None, int | None]] = set()
-    for device in (gpu, *(mig_device for _, mig_device in _mig_handles(nvml, gpu))):
+    mig_devices = nvml.mig_handles(gpu) if nvml.mig_mode(gpu) else ()
+    for device in (gpu, *(mig_device for _, mig_device in mig_devices)):
         here = (None, None) if device is gpu else nvml.mig_instances(device)
         for call in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
             for process in _running(nvml, call, device):
-                gi, ci = (_id(process.gpuInstanceId), _id(process.computeInstanceId))
+                gi, ci = (instance_id(process.gpuInstanceId), instance_id(process.computeInstanceId))
                 result.add((int(process.pid), here[0] if gi is None else gi, here[1] if ci is None else ci))
     placed = {pid for pid, gi, _ in result if gi is not None}
     return [
         list(entry) for entry in sorted(result, key=repr) if entry[1] is not None or entry[0] not in placed
     ]
-
-
-def _mig_handles(nvml: Nvml, gpu: Handle) -> tuple[tuple[int, Handle], ...]:
-    return nvml.mig_handles(gpu) if nvml.mig_enabled(gpu) else ()
 
 
 def _running(nvml: Nvml, call: str, device: Handle) -> list[Any]:
@@ -544,10 +537,6 @@ def _running(nvml: Nvml, call: str, device: Handle) -> list[Any]:
         if error.code in (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND):
             return []
         raise
-
-
-def _id(number: int | None) -> int | None:
-    return None if number is None or number == 0xFFFFFFFF else int(number)
 
 
 _ACTIONS: Mapping[str, Callable[[Nvml, Question], Any]] = {

@@ -12,9 +12,9 @@ from tests.waiting import PATIENCE
 
 WATCH = """
 import json, sys, time
-from gpunode.gpu.nvml import Nvml, NvmlError
+from gpunode.gpu.nvml import EventSet, Nvml, NvmlError
 from gpunode.output.typed import plain
-with Nvml.open() as nvml, nvml.watch_events(sys.argv[1:]) as events:
+with Nvml.open() as nvml, EventSet(nvml, sys.argv[1:]) as events:
     print(json.dumps([events.unsupported, list(events.failed)]), flush=True)
     for line in sys.stdin:
         try:
