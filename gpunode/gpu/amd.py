@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.errors import GpunodeError
+from gpunode.gpu.driver_traces import boot_id, module
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, Pair, Reading, Topology
 from gpunode.host import Host
 
@@ -183,7 +184,6 @@ def _between(nodes: list[KfdNode], other_nodes: list[KfdNode]) -> tuple[int, int
 
 
 MODULE = "/sys/module/amdgpu"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 RECOVERY = f"{MODULE}/parameters/gpu_recovery"
 """Unless it is 0 the driver resets a GPU by itself after an uncorrectable error, and retires the page."""
 VERSION = f"{MODULE}/version"  # the out-of-tree driver's; the kernel's own has none
@@ -229,12 +229,8 @@ def trace(host: Host) -> tuple[object, ...]:
 
 
 def generation(host: Host) -> str:
-    """A text that changes with a reboot or a reload of the driver: sysfs numbers its inodes."""
-    try:
-        seen = host.stat(MODULE)
-    except GpunodeError:
-        seen = None
-    return f"{text_of(host, BOOT_ID)}/{seen.st_ino if seen else 0}"
+    """A text that changes with a reboot or a reload of the driver."""
+    return f"{boot_id(host)}/{module(host, MODULE)}"
 
 
 def read_inventory(host: Host, nodes: Mapping[int, KfdNode] | None = None) -> Inventory:

@@ -35,14 +35,10 @@ def node_traces(host: Host) -> Traces:
     return (*driver_traces(host), nodes)
 
 
-def module(host: Host) -> int:
+def module(host: Host, path: str = _MODULE) -> int:
     """A number that changes each time the kernel module is loaded (sysfs numbers its inodes), 0 while it
     isn't."""
-    try:
-        seen = host.stat(_MODULE)
-    except GpunodeError:
-        return 0
-    return seen.st_ino if seen else 0
+    return _file(host, path)[1]
 
 
 def generation(host: Host, driver_version: str) -> str:

@@ -32,6 +32,7 @@ from gpunode.plugin.model import (
     Snapshot,
     Unit,
     deselected,
+    gpu_unit,
     idle_rules,
     requested,
     ruled_name,
@@ -56,7 +57,7 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
     left_out += [LeftOut(unit.index, unit.id, reasons[unit.id]) for unit in units if unit.id in reasons]
     selected = [unit for unit in units if unit.id not in reasons]
     for kind in ("gpu", "mig"):
-        keys = [_naming_key(unit) for unit in selected if _kind(unit) == kind]
+        keys = [unit.naming_key for unit in selected if unit.kind == kind]
         warnings += idle_rules(settings.rules, kind, keys)
     by_name = _by_resource_name(settings, selected, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
     shared = share(by_name, settings.sharing, lambda unit, entry: _refusal(settings))
@@ -79,33 +80,9 @@ def _units(gpu: AmdGpu) -> Iterator[Unit]:
     """The GPU, or its partitions. The first partition has the GPU's address as its id, as in AMD's plugin."""
     parts = [part for part in gpu.mig if isinstance(part, AmdPartition)]
     if not parts:
-        yield _unit(gpu, gpu.uuid, str(gpu.index), gpu.memory_bytes, gpu.paths)
+        yield gpu_unit(gpu, gpu.paths)
     for part in parts:
-        yield _unit(gpu, part.uuid, f"{gpu.index}:{part.index}", part.memory_bytes, part.paths, part)
-
-
-def _unit(
-    gpu: AmdGpu,
-    unit_id: str,
-    index: str,
-    memory: int,
-    paths: tuple[str, ...],
-    part: AmdPartition | None = None,
-) -> Unit:
-    return Unit(
-        unit_id,
-        gpu.uuid,
-        index,
-        name=gpu.name,
-        pci=gpu.pci,
-        numa=gpu.numa,
-        profile=part.profile if part else "",
-        gi=part.gi if part else None,
-        minor=gpu.minor,
-        memory_bytes=memory,
-        compute_capability=gpu.compute_capability,
-        paths=paths,
-    )
+        yield gpu_unit(gpu, part.paths, part)
 
 
 # --- names ----------------------------------------------------------------------------------------------
@@ -124,7 +101,7 @@ def _by_resource_name(
     standard: list[Unit] = []
     for unit in units:
         kind = types[unit.gpu]
-        name = ruled_name(settings.rules, _kind(unit), _naming_key(unit))
+        name = ruled_name(settings.rules, unit.kind, unit.naming_key)
         if not name and settings.resource_naming_strategy == "mixed" and kind:
             name = f"{DOMAIN}/{kind}"
         problem = resource_name_problem(name) if name else ""
@@ -138,15 +115,6 @@ def _by_resource_name(
     if alike:
         by_name.setdefault(base_name(settings), []).extend(Device(unit.id, unit) for unit in alike)
     return by_name
-
-
-def _kind(unit: Unit) -> str:
-    return "mig" if unit.profile else "gpu"
-
-
-def _naming_key(unit: Unit) -> str:
-    """The text that naming rules match."""
-    return unit.profile or unit.name
 
 
 def _alike(
@@ -184,8 +152,8 @@ def _refusal(settings: Settings) -> str:
 _TURN_SECONDS = 2.0
 
 
-class Watch:
-    """Reports the content of sysfs to the sink. `waiting` is empty once GPUs were seen."""
+class AmdBackend:
+    """See `gpunode.plugin.model.Backend`. Its `run` reports the content of sysfs to the sink."""
 
     def __init__(self, host: Host, settings: Settings, log: Log) -> None:
         self._host = host
@@ -212,6 +180,23 @@ class Watch:
     def hurry(self) -> None:
         self._next_look = 0.0
         self._soon.set()
+
+    def let_go(self) -> None:
+        """Does nothing: no handle is kept open."""
+
+    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+        return plan(settings, inventory)
+
+    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+        """Does nothing: a container needs only device nodes."""
+
+    def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+        """/dev/kfd once, and each unit's /dev/dri nodes. `AllocationError` for a request that can't be
+        met."""
+        devices = requested(snapshot, ids)
+        own = (path for device in devices for path in device.unit.paths)
+        paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))
+        return Answer(nodes=tuple(DeviceNode(path, path) for path in paths))
 
     def _turn(self, sink: Sink) -> None:
         reason = missing(self._host)
@@ -250,37 +235,3 @@ class Watch:
         if seen != before:
             return _TURN_SECONDS
         return self._settings.rediscover_seconds if any(gpu.error for gpu in seen.gpus) else math.inf
-
-
-class AmdBackend:
-    """See `gpunode.plugin.model.Backend`."""
-
-    def __init__(self, host: Host, settings: Settings, log: Log) -> None:
-        self._watch = Watch(host, settings, log)
-
-    @property
-    def waiting(self) -> str:
-        return self._watch.waiting
-
-    def run(self, sink: Sink, stop: Event) -> None:
-        self._watch.run(sink, stop)
-
-    def hurry(self) -> None:
-        self._watch.hurry()
-
-    def let_go(self) -> None:
-        """Does nothing: no handle is kept open."""
-
-    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
-        return plan(settings, inventory)
-
-    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
-        """Does nothing: a container needs only device nodes."""
-
-    def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
-        """/dev/kfd once, and each unit's /dev/dri nodes. `AllocationError` for a request that can't be
-        met."""
-        devices = requested(snapshot, ids)
-        own = (path for device in devices for path in device.unit.paths)
-        paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))
-        return Answer(nodes=tuple(DeviceNode(path, path) for path in paths))

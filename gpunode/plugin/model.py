@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, Reading, Topology
+from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, MigDevice, Reading, Topology
 from gpunode.plugin.config.settings import NameRule, Settings
 
 if TYPE_CHECKING:
@@ -59,9 +59,46 @@ class Unit:
         return self.id != self.gpu
 
     @property
+    def kind(self) -> str:
+        """`mig` for a part of a GPU, else `gpu`, as in the rules that name resources."""
+        return "mig" if self.partition or self.profile else "gpu"
+
+    @property
+    def naming_key(self) -> str:
+        """The text that naming rules match."""
+        return self.name if self.kind == "gpu" else self.profile
+
+    @property
     def order(self) -> tuple[int, ...]:
         """Sort key for the usual order: 0, 1, 2:0, 2:1, 10."""
         return tuple(int(part) if part.isdecimal() else 1 << 30 for part in self.index.split(":"))
+
+
+def gpu_unit(gpu: Gpu, paths: tuple[str, ...], part: MigDevice | None = None) -> Unit:
+    """The unit of a whole GPU, or of a part of it; `paths` are its device nodes."""
+    whole = Unit(
+        gpu.uuid,
+        gpu.uuid,
+        str(gpu.index),
+        name=gpu.name,
+        pci=gpu.pci,
+        numa=gpu.numa,
+        minor=gpu.minor,
+        memory_bytes=gpu.memory_bytes,
+        compute_capability=gpu.compute_capability,
+        paths=paths,
+    )
+    if part is None:
+        return whole
+    return replace(
+        whole,
+        id=part.uuid,
+        index=f"{gpu.index}:{part.index}",
+        profile=part.profile,
+        gi=part.gi,
+        ci=part.ci,
+        memory_bytes=part.memory_bytes,
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from fixtures.amd import amd_machine
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
-from gpunode.plugin.amd import Watch
+from gpunode.plugin.amd import AmdBackend
 from gpunode.plugin.config.settings import HealthSettings, Settings
 from tests.plugin.nodes import MemoryLog, eventually
 
@@ -27,13 +27,13 @@ def test_error_right_after_the_start_is_counted(tmp_path: Path) -> None:
             counted.append(readings[0].ecc_volatile)
 
     settings = Settings(vendor="amd", rediscover_seconds=0.05, health=HealthSettings(poll_seconds=0.1))
-    watch = Watch(Host(tmp_path, {}), settings, MemoryLog())
-    running = Thread(target=watch.run, args=(Sink(), stop))
+    backend = AmdBackend(Host(tmp_path, {}), settings, MemoryLog())
+    running = Thread(target=backend.run, args=(Sink(), stop))
     running.start()
     try:
         assert eventually(lambda: 2 in counted)
     finally:
         stop.set()
-        watch.hurry()
+        backend.hurry()
         running.join()
     assert counted[0] == 0

@@ -14,7 +14,17 @@ from gpunode.errors import ConfigError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings, SharedResource, resource_name_problem
-from gpunode.plugin.model import Device, LeftOut, Plan, Problem, Unit, deselected, idle_rules, ruled_name
+from gpunode.plugin.model import (
+    Device,
+    LeftOut,
+    Plan,
+    Problem,
+    Unit,
+    deselected,
+    gpu_unit,
+    idle_rules,
+    ruled_name,
+)
 from gpunode.plugin.nvidia.platform import (
     NEEDED,
     NVML,
@@ -79,11 +89,6 @@ class Candidate:
     missing: str = ""
     cut: bool = False
 
-    @property
-    def kind(self) -> str:
-        """`GPU` or `MIG`."""
-        return MIG if self.unit.partition else GPU
-
 
 @dataclass(frozen=True)
 class CutGpu:
@@ -113,18 +118,7 @@ def _no_devices(gpu: Gpu) -> str:
 
 def _whole(gpu: Gpu, facts: NodeFacts) -> CutGpu:
     node = gpu_node(gpu, facts)
-    unit = Unit(
-        gpu.uuid,
-        gpu.uuid,
-        str(gpu.index),
-        name=gpu.name,
-        pci=gpu.pci,
-        numa=gpu.numa,
-        minor=gpu.minor,
-        memory_bytes=gpu.memory_bytes,
-        compute_capability=gpu.compute_capability,
-        paths=(node,) if node else (),
-    )
+    unit = gpu_unit(gpu, (node,) if node else ())
     sound = not gpu.error
     missing = "" if node else "the number of its device file (/dev/nvidiaN) is unknown"
     if not gpu.mig_enabled:
@@ -141,21 +135,7 @@ def _whole(gpu: Gpu, facts: NodeFacts) -> CutGpu:
 
 def _part(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> Candidate:
     node, caps = gpu_node(gpu, facts), mig_nodes(gpu, mig, facts)
-    unit = Unit(
-        mig.uuid,
-        gpu.uuid,
-        f"{gpu.index}:{mig.index}",
-        name=gpu.name,
-        pci=gpu.pci,
-        numa=gpu.numa,
-        profile=mig.profile,
-        gi=mig.gi,
-        ci=mig.ci,
-        minor=gpu.minor,
-        memory_bytes=mig.memory_bytes,
-        compute_capability=gpu.compute_capability,
-        paths=(node, *caps) if node and caps else (),
-    )
+    unit = gpu_unit(gpu, (node, *caps) if node and caps else (), mig)
     missing = "" if unit.paths else "/proc/driver/nvidia-caps/mig-minors doesn't have its capabilities"
     return Candidate(unit, sound=not gpu.error, missing=missing)
 
@@ -325,16 +305,16 @@ def _by_resource_name(
     by_name: dict[str, list[Candidate]] = {}
     standard: list[Candidate] = []
     for kind in (GPU, MIG):
-        keys = [_naming_key(candidate) for candidate in candidates if candidate.kind == kind]
+        keys = [candidate.unit.naming_key for candidate in candidates if candidate.unit.kind == kind]
         notes.warnings += idle_rules(settings.rules, kind, keys)
     for candidate in candidates:
-        name = ruled_name(settings.rules, candidate.kind, _naming_key(candidate))
+        name = ruled_name(settings.rules, candidate.unit.kind, candidate.unit.naming_key)
         problem = _unnameable(settings, candidate, name)
         if problem:
             notes.leave_out(candidate.unit, problem)
         elif name:
             by_name.setdefault(name, []).append(candidate)
-        elif candidate.kind == MIG and settings.mig_strategy == "mixed":
+        elif candidate.unit.kind == MIG and settings.mig_strategy == "mixed":
             by_name.setdefault(mig_name(candidate.unit.profile), []).append(candidate)
         else:
             standard.append(candidate)
@@ -347,11 +327,6 @@ def _by_resource_name(
     return by_name
 
 
-def _naming_key(candidate: Candidate) -> str:
-    """The text that naming rules match."""
-    return candidate.unit.profile if candidate.kind == MIG else candidate.unit.name
-
-
 def mig_name(profile: str) -> str:
     """The resource of a MIG profile, ``nvidia.com/mig-1g.10gb.me`` for ``1g.10gb+me``."""
     return f"{DOMAIN}/mig-{profile.replace('+', '.')}"
@@ -359,12 +334,12 @@ def mig_name(profile: str) -> str:
 
 def _unnameable(settings: Settings, candidate: Candidate, ruled: str) -> str:
     """Why a unit gets no name; empty if it gets one."""
-    if candidate.kind == GPU and not candidate.unit.name and not candidate.sound:
+    if candidate.unit.kind == GPU and not candidate.unit.name and not candidate.sound:
         by_model = any(rule.kind == GPU for rule in settings.rules)
         return "it can't be read, and resources.gpus names GPUs by their model" if by_model else ""
     if ruled:
         return resource_name_problem(ruled)
-    if candidate.kind == MIG and settings.mig_strategy == "mixed":
+    if candidate.unit.kind == MIG and settings.mig_strategy == "mixed":
         name = mig_name(candidate.unit.profile)
         problem = resource_name_problem(name) if candidate.unit.profile else "its profile is unknown"
         return f"{problem}; give it a name in resources.mig" if problem else ""

@@ -41,7 +41,7 @@ from gpunode.host.process import LineChild
 from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log, OnChange, Rarely
-from gpunode.plugin.model import Sink
+from gpunode.plugin.model import Sink, pci_numbers
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
 # XIDs that happened while no child listened: from the kernel's log.
@@ -55,7 +55,7 @@ _MOST = 256
 # the prefix is priority and facility, sequence number, microseconds, flags
 _XID = re.compile(
     r"(?P<level>\d+),[^;]*;NVRM: Xid "
-    r"\(PCI:(?P<domain>[0-9a-fA-F]{4,8}):(?P<slot>[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
+    r"\(PCI:(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})"
     r"(?:\.[0-9])?(?: GPU-I:(?P<gi>\d+))?(?: GPU-CI:(?P<ci>\d+))?\): (?P<xid>\d{1,5}),"
 )
 
@@ -112,29 +112,20 @@ class MissedXids:
             lines = list(self._reader.news())
         except OSError:
             return []
-        gpus = {_place(gpu.pci): gpu.uuid for gpu in seen.gpus if gpu.uuid}
+        gpus = {pci_numbers(gpu.pci): gpu.uuid for gpu in seen.gpus if gpu.uuid}
         events = [event for line in lines if (event := _event(line, gpus))]
         return list(dict.fromkeys(events))[:_MOST]
 
 
-def _event(line: str, gpus: dict[tuple[int, str], str]) -> GpuEvent | None:
+def _event(line: str, gpus: Mapping[Any, str]) -> GpuEvent | None:
     match = _XID.match(line)
     if match is None or int(match["level"]) >> 3:  # a facility other than the kernel
         return None
-    uuid = gpus.get((int(match["domain"], 16), match["slot"].lower()))
+    uuid = gpus.get(pci_numbers(match["pci"]))
     if uuid is None:
         return None
     gi, ci = (int(match[name]) if match[name] else None for name in ("gi", "ci"))
     return GpuEvent("xid", uuid, int(match["xid"]), gi, ci)
-
-
-def _place(pci: str) -> tuple[int, str]:
-    """Domain, and bus with device, of an address such as 0000:3b:00.0."""
-    domain, _, rest = pci.partition(":")
-    try:
-        return int(domain, 16), rest.partition(".")[0].lower()
-    except ValueError:
-        return -1, pci
 
 
 # One run of the watcher from its parent's view: reads lines, calls the sink, and reports how the run ended.
