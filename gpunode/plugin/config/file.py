@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.settings import NameRule, SharedResource, Sharing, resource_name_problem
-from gpunode.plugin.config.values import Problem, is_number, nearest, parse, selector
+from gpunode.plugin.config.values import Problem, is_number, nearest, parse, selector, valid_words
 
 # Walks a config file's tree: looks keys up, names what is unknown, collects every problem with its line.
 
@@ -102,7 +102,9 @@ class Reader:
         if texts is None:
             return None
         if option.kind == "xids" and self._lenient:
-            texts = self._without_nonsense(option, texts, item, path)
+            texts, warnings = valid_words(option, texts)
+            for warning in warnings:
+                self.warn(item.line, path, warning)
         return self.take(item, path, lambda: parse(option, texts))
 
     def _texts(self, option: Option, item: Item, path: str) -> list[str] | None:
@@ -120,16 +122,6 @@ class Reader:
         if option.kind in ("hold", "interval") and is_number(text):
             text += "ns"  # as in every duration of NVIDIA's format, not seconds as on the command line
         return [text]
-
-    def _without_nonsense(self, option: Option, texts: list[str], item: Item, path: str) -> list[str]:
-        words = []
-        for text in (word for entry in texts for word in entry.split(",")):
-            try:
-                parse(option, [text])
-                words.append(text)
-            except ValueError as error:
-                self.warn(item.line, path, f"{error}; ignored")
-        return words
 
     def take(self, item: Item, path: str, make: Callable[[], Any]) -> Any:
         """The result of `make`, None for a ValueError, which becomes a problem of this item."""

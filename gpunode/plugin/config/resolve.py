@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpunode.errors import GpunodeError
+from gpunode.errors import ConfigError, GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.options import BY_FIELD, LABELS_PREFIX, OPTIONS, Option
 from gpunode.plugin.config.settings import HealthSettings, LabelSettings, Settings
-from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split
+from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split, valid_words
 
 # Checks of several values together: options that contradict each other. Pure.
 
@@ -154,12 +154,9 @@ class Sources:
     def read(self) -> bytes:
         """The file's bytes. `GpunodeError` if they can't be read."""
         path = self.file
-        if (
-            self.reader.realpath(path) == "/dev/null"
-        ):  # NVIDIA's config-manager uses this to say that there is no config
+        # NVIDIA's config-manager uses this to say that there is no config
+        if self.reader.realpath(path) == "/dev/null":
             return b""
-        from gpunode.errors import ConfigError
-
         if self.reader.is_dir(path):
             raise ConfigError(f"{path} is a directory", hint=f"name a file in it: {path}/config.yaml")
         data = self.reader.read_bytes(path)
@@ -207,7 +204,8 @@ class _Merge:
             return
         origin, texts = origin_texts
         if option.kind == "xids" and self._lenient:
-            texts = self._xids_only(option, origin, texts)
+            texts, warnings = valid_words(option, texts)
+            self._warnings += [Problem(origin, "", warning) for warning in warnings]
         try:
             self._values[option.field] = parse(option, texts)
         except ValueError as error:
@@ -223,16 +221,6 @@ class _Merge:
                 hint = f"from here it is: {origin} {shlex.quote(str(Path(texts[-1].strip()).absolute()))}"
             self._problems.append(Problem(origin, "", str(error), hint, usage=True))
         self._origins[option.field] = origin
-
-    def _xids_only(self, option: Option, origin: str, texts: Sequence[str]) -> list[str]:
-        words = []
-        for word in split(texts):
-            try:
-                parse(option, [word])
-                words.append(word)
-            except ValueError as error:
-                self._warnings.append(Problem(origin, "", f"{error}; ignored"))
-        return words
 
     def _take_file(self, data: bytes | None) -> dict[str, Any]:
         from gpunode.plugin.config.file import read_file

@@ -56,6 +56,18 @@ def split(texts: Sequence[str]) -> list[str]:
     return [word.strip() for text in texts for word in text.split(",") if word.strip()]
 
 
+def valid_words(option: Option, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The valid items of a list, and a warning for each other one."""
+    words, warnings = [], []
+    for word in split(texts):
+        try:
+            parse(option, [word])
+            words.append(word)
+        except ValueError as error:
+            warnings.append(f"{error}; ignored")
+    return words, warnings
+
+
 def one(option: Option, text: str) -> Any:
     """A value that isn't a list."""
     if option.kind == "choice":
