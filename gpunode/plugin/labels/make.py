@@ -5,12 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gpunode.errors import GpunodeError
+from gpunode.facts.devices import driver_gpus
+from gpunode.facts.pci import DEVICES, read_gpus
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.model import Labels, Machine
-from gpunode.plugin.labels.nvidia import is_tegra, tegra_inventory
+from gpunode.plugin.labels.nvidia import (
+    find_vgpus,
+    is_tegra,
+    nvidia_labels,
+    read_machine,
+    tegra_inventory,
+    vfio_inventory,
+)
 from gpunode.plugin.model import Device, Plan, Resource, Unit
+from gpunode.plugin.nvidia.platform import TEGRA, nvml_library, tegra_files
+from gpunode.plugin.nvidia.resources import plan
 
 VFIO = "vfio"
 _PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one if nothing keeps them awake
@@ -35,8 +46,6 @@ def label(host: Host, settings: Settings) -> Labels:
 
 def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
     """The labels of known GPUs; if the machine's data isn't known, only its files are read."""
-    from gpunode.plugin.labels.nvidia import find_vgpus, nvidia_labels, read_machine
-
     if machine is None:
         gpus = seen.inventory.gpus if seen.inventory else ()
         machine = read_machine(host, seen.settings.labels, gpus, find_vgpus(host))
@@ -56,7 +65,7 @@ def see(host: Host, settings: Settings) -> Seen:
     """Read the node once. `GpunodeError` as in `label`."""
     inventory, why = _look(host, settings)
     if inventory is None:
-        tegra = settings.device_discovery_strategy == "tegra"  # its GPU is on no bus
+        tegra = settings.device_discovery_strategy == TEGRA  # its GPU is on no bus
         if not settings.fail_on_init_error or (none_there(host) and not tegra):
             return Seen(settings)
         raise cant_label(why, kept_for_vms(host))
@@ -75,8 +84,6 @@ def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Se
     """The resources of the inventory. `ConfigError` where the settings aren't valid for it."""
     if inventory is None:
         return Seen(settings)
-    from gpunode.plugin.nvidia.resources import plan
-
     if settings.device_discovery_strategy == VFIO:  # hypervisors pass through whole GPUs only
         units = (Unit(gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in inventory.gpus)
         devices = tuple(Device(unit.id, unit) for unit in units)
@@ -88,19 +95,14 @@ def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Se
 
 def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
     if settings.device_discovery_strategy == VFIO:
-        from gpunode.plugin.labels.nvidia import vfio_inventory
-
         return vfio_inventory(host), ""
     if settings.simulate:
         from gpunode.plugin.simulate.node import load
 
         return load(settings.simulate, host)[0], ""
-    from gpunode.plugin.nvidia.platform import TEGRA
-
     if settings.device_discovery_strategy == TEGRA:
         return query_tegra(host, settings, None)
     from gpunode.gpu.probe import probe
-    from gpunode.plugin.nvidia.platform import nvml_library
 
     library = nvml_library(host, settings)
     seen = probe(host, _patience(settings), library=library)
@@ -123,18 +125,12 @@ def _patience(settings: Settings) -> float:
 
 def kept_for_vms(host: Host) -> bool:
     """Whether vfio-pci or a similar driver holds every NVIDIA GPU."""
-    from gpunode.facts.pci import DEVICES, read_gpus
-
     gpus = read_gpus(host) if host.is_dir(DEVICES) else ()
     return bool(gpus) and all(gpu.for_vms for gpu in gpus)
 
 
 def none_there(host: Host) -> bool:
     """Whether there is no NVIDIA GPU at all, rather than one that doesn't respond."""
-    from gpunode.facts.devices import driver_gpus
-    from gpunode.facts.pci import DEVICES, read_gpus
-    from gpunode.plugin.nvidia.platform import tegra_files
-
     if tegra_files(host) or not host.is_dir(DEVICES) or host.device("/dev/dxg") is not None:
         return False
     return not read_gpus(host) and not driver_gpus(host)

@@ -13,14 +13,14 @@ from typing import TypeVar
 
 from gpunode.cdi.nodes import NodeFacts
 from gpunode.errors import GpunodeError
-from gpunode.facts.pci import DEVICES, PciGpu, VirtualGpu, read_gpus, read_vgpus
+from gpunode.facts.pci import DEVICES, PciGpu, VirtualGpu, memory_bars, read_gpus, read_vgpus
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, inventory_from_json
 from gpunode.host import Host
 from gpunode.plugin.config.settings import LabelSettings, Settings
 from gpunode.plugin.labels.model import TIMESTAMP, UNKNOWN_DRIVER, Labels, Machine, made, sanitised
 from gpunode.plugin.model import Plan, Unit, deselected, ruled_name
-from gpunode.plugin.nvidia.platform import ONE_DEVICE
+from gpunode.plugin.nvidia.platform import ONE_DEVICE, TEGRA, platform_of
 from gpunode.plugin.nvidia.resources import DISPLAY_ONLY, GPU, MIG, cut, mig_name
 
 # The labels of resources, ``nvidia.com/gpu.product`` and the like: of whole GPUs and MIG devices. Pure.
@@ -336,8 +336,6 @@ def _vgpu(machine: Machine) -> dict[str, str]:
 
 def is_tegra(host: Host, settings: Settings, inventory: Inventory | None) -> bool:
     """Whether to query CUDA; `inventory` is NVML's, None without an answer."""
-    from gpunode.plugin.nvidia.platform import TEGRA, platform_of
-
     if settings.vendor != "nvidia" or settings.simulate or (inventory is not None and inventory.simulated):
         return False
     return platform_of(host, settings, inventory or Inventory("")) == TEGRA
@@ -366,7 +364,6 @@ def tegra_inventory(host: Host, seconds: float) -> tuple[Inventory | None, str]:
 
 _VENDOR = "10de"
 _IDS = tuple(f"/usr/{place}/pci.ids" for place in ("share/hwdata", "share/misc", "local/share", "share"))
-_BARS, _IS_MEMORY = 6, 0x200  # IORESOURCE_MEM of linux/ioport.h
 
 
 def vfio_inventory(host: Host) -> Inventory:
@@ -385,29 +382,15 @@ def _gpu(host: Host, index: int, gpu: PciGpu, names: dict[str, str]) -> Gpu:
         gpu.address,
         names.get(number, f"NVIDIA device {number}"),
         gpu.address,
-        memory_bytes=_addressable(_text(host, f"{DEVICES}/{gpu.address}/resource")),
+        memory_bytes=sum(bar.size for bar in memory_bars(host, gpu.address) or ()),
         numa=gpu.numa,
     )
-
-
-def _addressable(text: str) -> int:
-    """Size in bytes of the device's memory windows: lines of ``first last flags``, hexadecimal
-    (sysfs-pci)."""
-    total = 0
-    for line in text.splitlines()[:_BARS]:
-        try:
-            first, last, flags = (int(word, 16) for word in line.split())
-        except ValueError:
-            continue
-        if last > first and flags & _IS_MEMORY:
-            total += last - first + 1
-    return total
 
 
 def _names(host: Host) -> dict[str, str]:
     """NVIDIA's devices in the list of PCI ids: its section is indented by one tab, subsystems by two."""
     for path in _IDS:
-        lines = iter(_text(host, path).splitlines())
+        lines = iter(host.text_or_empty(path).splitlines())
         if not any(line.startswith(_VENDOR) for line in lines):
             continue
         names = {}
@@ -421,13 +404,6 @@ def _names(host: Host) -> dict[str, str]:
     return {}
 
 
-def _text(host: Host, path: str) -> str:
-    try:
-        return host.read_text(path) or ""
-    except GpunodeError:
-        return ""
-
-
 # Reads the machine's facts for NVIDIA's labels.
 
 
@@ -435,9 +411,9 @@ def read_machine(
     host: Host, settings: LabelSettings, gpus: Iterable[Gpu], vgpus: tuple[VirtualGpu, ...] | None
 ) -> Machine:
     """Unreadable values stay unknown; nothing here is an error. `vgpus` is the result of `find_vgpus`."""
-    last = vgpus[-1] if vgpus else None
+    last, file = vgpus[-1] if vgpus else None, settings.machine_type_file
     return Machine(
-        product=_machine_file_text(host, settings.machine_type_file),
+        product=host.text_or_empty(file).strip() if file else "",
         classes={gpu.pci: _class(host, gpu.pci) for gpu in gpus if gpu.pci},
         vgpu=None if vgpus is None else bool(vgpus),
         host_driver=(last.host_driver_version, last.host_driver_branch) if last else ("", ""),
@@ -452,16 +428,9 @@ def find_vgpus(host: Host) -> tuple[VirtualGpu, ...] | None:
         return None
 
 
-def _machine_file_text(host: Host, path: str) -> str:
-    try:
-        return (host.read_text(path) or "").strip() if path else ""
-    except GpunodeError:
-        return ""
-
-
 def _class(host: Host, address: str) -> int:
     """The PCI class, 0 if unknown."""
     try:
-        return int(_machine_file_text(host, f"{DEVICES}/{address}/class") or "0", 16)
+        return int(host.text_or_empty(f"{DEVICES}/{address}/class").strip() or "0", 16)
     except ValueError:
         return 0

@@ -247,6 +247,7 @@ def test_gpus_reserved_for_virtual_machines(tmp_path: Path) -> None:
         window.format(0, (1 << 24) - 1, 0)
         + window.format(1 << 40, (1 << 40) + (128 << 30) - 1, 0x14220C)
         + window.format(0x3000, 0x307F, 0x40101)
+        + 3 * window.format(0, 0, 0)
     )
     (tmp_path / "sys/bus/pci/drivers/vfio-pci").mkdir(parents=True)
     (gpu / "driver").symlink_to("../../drivers/vfio-pci")
