@@ -56,16 +56,8 @@ class ClusterError(GpunodeError):
 
     default_code = "kubernetes"
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        code: str = "",
-        status: int = 0,
-        exit_code: ExitCode | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint, code=code, exit_code=exit_code)
+    def __init__(self, message: str, *, hint: str = "", code: str = "", status: int = 0) -> None:
+        super().__init__(message, hint=hint, code=code)
         self.status = status
 
 

@@ -31,7 +31,6 @@ from gpunode.plugin.kubelet.server import (
     LinkContext,
     Serving,
     identity,
-    is_directory,
     is_socket,
     plugin_options,
     registry_sockets,
@@ -274,7 +273,7 @@ class KubeletLink:
 
     def _make_directory(self) -> None:
         """Wait for the kubelet to create its directory; without a kubelet create it."""
-        if not self._settings.kubelet_socket and not is_directory(self._host, self._settings.directory):
+        if not self._settings.kubelet_socket and not self._host.is_dir(self._settings.directory):
             self._host.make_dirs(self._settings.directory, 0o750)
 
     # --- registration ----------------------------------------------------------------------------------

@@ -543,14 +543,9 @@ def clear_stale(host: Host, socket: str) -> None:
 def check_directory(host: Host, path: str) -> bool:
     """Whether the directory exists. `PreconditionError` without permission to check it."""
     try:
-        return is_directory(host, path)
+        return host.is_dir(path)
     except Unreadable as error:
         raise PreconditionError(error.message, hint="run as root, for example with sudo") from error
-
-
-def is_directory(host: Host, path: str) -> bool:
-    status = host.stat(path)
-    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def is_socket(host: Host, path: str) -> bool:
@@ -692,7 +687,7 @@ class Serving:
             else:
                 self._log.warning("the plugin's socket was deleted: serving again", socket=self.socket)
             self.close()
-        if not is_directory(self._host, self._directory):
+        if not self._host.is_dir(self._directory):
             return f"waiting for the kubelet: {self._directory} is not there"
         if now < self._next_bind:
             return self._problem

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Answer, Device, DeviceNode, Mount, Resource, Snapshot, Unit, requested
+from gpunode.plugin.model import Answer, DeviceNode, Mount, Resource, Snapshot, Unit, requested
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
@@ -31,7 +31,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     units = tuple({device.unit.id: device.unit for device in devices}.values())
     names = [unit.index if settings.device_id_strategy == "index" else unit.id for unit in units]
     strategies = settings.device_list_strategy
-    envs, mounts = _sharing_parts(settings, snapshot, devices, ids)
+    envs, mounts = _mps_parts(settings, snapshot, ids)
     envs |= _feature_envs(settings)
     cdi = _cdi_names(resource, names) if "cdi-cri" in strategies or "cdi-annotations" in strategies else ()
     annotations = (
@@ -57,11 +57,11 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
 # --- the parts ------------------------------------------------------------------------------------------
 
 
-def _sharing_parts(
-    settings: Settings, snapshot: Snapshot, devices: Iterable[Device], ids: Sequence[str]
+def _mps_parts(
+    settings: Settings, snapshot: Snapshot, ids: Sequence[str]
 ) -> tuple[dict[str, str], list[Mount]]:
     """MPS's variables and mounts, where a share of an MPS resource is requested."""
-    if snapshot.resource.sharing != "mps" or not any(device.id != device.unit.id for device in devices):
+    if snapshot.resource.sharing != "mps":
         return {}, []
     from gpunode.plugin.mps.layout import container_parts
 

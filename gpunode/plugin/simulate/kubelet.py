@@ -616,12 +616,12 @@ class KubeletStub:
 
     # --- pods -------------------------------------------------------------------------------------------
 
-    def allocate(self, resource: str, count: int, must_include: Sequence[str] = ()) -> Allocation:
+    def allocate(self, resource: str, count: int) -> Allocation:
         """Devices for one container. `AdmissionError`: too few are free. `grpc.RpcError`: the plugin refuses.
 
         Not thread-safe, as the kubelet's admission isn't: one pod after the other.
         """
-        holding = self._allocate(f"default/pod-{next(self._pods)}", "main", resource, count, must_include)
+        holding = self._allocate(f"default/pod-{next(self._pods)}", "main", resource, count)
         return merged([holding])
 
     def release(self, resource: str, ids: Sequence[str]) -> None:
@@ -647,7 +647,7 @@ class KubeletStub:
             self._check_again(before)
             return merged(before)
         try:
-            parts = [self._allocate(pod, container, name, count, ()) for name, count in requests.items()]
+            parts = [self._allocate(pod, container, name, count) for name, count in requests.items()]
         except grpc.RpcError as error:
             raise AdmissionError(f"Allocate failed due to {error.details()}, which is unexpected") from error
         return merged(parts)
@@ -666,9 +666,7 @@ class KubeletStub:
                     f" {holding.resource}"
                 )
 
-    def _allocate(
-        self, pod: str, container: str, resource: str, count: int, must_include: Sequence[str]
-    ) -> Held:
+    def _allocate(self, pod: str, container: str, resource: str, count: int) -> Held:
         endpoint = self.endpoints.find(resource)
         allocated = {device for item in self.held() if item.resource == resource for device in item.ids}
         free = self.endpoints.healthy(resource) - allocated
@@ -676,7 +674,7 @@ class KubeletStub:
             raise AdmissionError(f"{len(free)} of {count} {resource} available")
         device_ids = sorted(free)[:count]
         if endpoint.prefers and count < len(free):
-            device_ids = topped_up(self._query_preferred(endpoint, free, must_include, count), free, count)
+            device_ids = topped_up(self._query_preferred(endpoint, free, count), free, count)
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
         response = endpoint.call("Allocate")(request, timeout=5.0)
         if not response.container_responses:
@@ -688,11 +686,9 @@ class KubeletStub:
         self._save()
         return holding
 
-    def _query_preferred(
-        self, endpoint: Endpoint, free: set[str], must_include: Sequence[str], count: int
-    ) -> list[str]:
+    def _query_preferred(self, endpoint: Endpoint, free: set[str], count: int) -> list[str]:
         preferred = pb.ContainerPreferredAllocationRequest(
-            available_deviceIDs=sorted(free), must_include_deviceIDs=must_include, allocation_size=count
+            available_deviceIDs=sorted(free), allocation_size=count
         )
         request = pb.PreferredAllocationRequest(container_requests=[preferred])
         response = endpoint.call("GetPreferredAllocation")(request, timeout=5.0)
@@ -747,6 +743,3 @@ class KubeletStub:
                 for name in self.endpoints.resources()
                 for device in sorted(self.endpoints.healthy(name))
             ]
-
-
-__all__ = ["AdmissionError", "Allocation", "KubeletStub", "Registered", "Times"]
