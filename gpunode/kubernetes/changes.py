@@ -51,13 +51,18 @@ class Changed:
     patch: Patch
 
 
-def patiently(host: Host, progress: Progress, read: Callable[[], _Answer]) -> _Answer:
-    """Call a read-only request; for half a minute, retry while the server is busy or silent."""
+def patiently(
+    host: Host, progress: Progress, request: Callable[[], _Answer], *, conflicts: bool = False
+) -> _Answer:
+    """Call what may be called again; for half a minute, retry while the server is busy or silent, and with
+    `conflicts` also where another client has changed the object meanwhile."""
     started = host.monotonic()
     for attempt in range(ATTEMPTS):
         try:
-            return read()
-        except (Unavailable, Unreachable) as error:
+            return request()
+        except (Unavailable, Unreachable, Conflict) as error:
+            if isinstance(error, Conflict) and not conflicts:
+                raise
             _wait(host, progress, error, attempt, started)
     raise AssertionError("the last attempt raises")
 

@@ -284,23 +284,19 @@ class NodeFeature(_InCluster):
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
         """`ClusterError`, also where the cluster lacks this kind because NFD isn't installed."""
-        from gpunode.kubernetes.api import Conflict, Unavailable, Unreachable
+        from gpunode.kubernetes.changes import patiently
 
         cluster, node = self._reach()
         space = self._settings.namespace or cluster.namespace
         if not space:
             raise UsageError("no namespace is given", hint="--namespace node-feature-discovery")
         name = f"{self._vendor}-features-for-{node}"
-        for attempt in range(_ATTEMPTS):
-            try:
-                return self._put(cluster, space, name, node, labels, dry_run)
-            except (Conflict, Unavailable, Unreachable) as error:
-                # after an unclear result the next read shows whether it succeeded; right labels are left
-                # unchanged
-                if attempt + 1 == _ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
-                    raise
-                self._host.sleep(0.2 * 2**attempt)
-        raise AssertionError("the last attempt raises")
+
+        def put() -> Change:
+            return self._put(cluster, space, name, node, labels, dry_run)
+
+        # after an unclear result the next read shows whether it succeeded; right labels are left unchanged
+        return patiently(self._host, self._progress, put, conflicts=True)
 
     def _put(
         self,
