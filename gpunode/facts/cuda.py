@@ -6,6 +6,7 @@ The debuggers' and profilers' are those that DCGM's diagnostics refuse to run wi
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.driver import version_numbers
+from gpunode.facts.images import numbers, parse, satisfied
 from gpunode.facts.registry import DAEMONS
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.tables import table
@@ -194,8 +196,6 @@ _SECONDS = 20.0  # less than the doctor's limit for one check
 
 def run_cuda(host: Host) -> Answer | None:
     """The program's result; a recorded machine has it under ``nvml.cuda``, None without it."""
-    import json
-
     from gpunode.gpu.vectoradd import MODULE, arguments, read_answer
 
     if not host.live:
@@ -311,8 +311,6 @@ def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Jud
 
 
 def _holds(text: str, facts: Mapping[str, tuple[str, ...]], gpu: Gpu | None) -> bool | None:
-    from gpunode.facts.images import parse, satisfied
-
     alternatives = parse(text)
     values = dict(facts)
     if gpu is not None and _version(gpu.compute_capability):
@@ -324,8 +322,6 @@ def _holds(text: str, facts: Mapping[str, tuple[str, ...]], gpu: Gpu | None) -> 
 
 
 def _version(text: str) -> bool:
-    from gpunode.facts.images import numbers
-
     try:
         return bool(numbers(text))
     except ValueError:

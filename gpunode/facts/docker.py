@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from gpunode.facts.processes import Process, environment, option_value, option_v
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.facts.tables import can, table
 from gpunode.facts.toml import dig
-from gpunode.facts.toolkit import DEFAULT_PATH
+from gpunode.facts.toolkit import DEFAULT_PATH, find_toolkit
 from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
@@ -112,8 +113,6 @@ def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str,
     `ConfigError` names file, line and column of a syntax error, and a duplicate key. With `twice` the last
     value is used, as in dockerd; a command that edits the file must not guess.
     """
-    import json
-
     body = text.removeprefix("\ufeff")
     if not body.strip(" \t\r\n"):
         return {}
@@ -154,8 +153,6 @@ def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str,
 
 def _twice(key: str, text: str, path: str) -> ConfigError:
     """Names the position of the second one; without it if other objects in the file have such a key too."""
-    import json
-
     name = re.escape(json.dumps(key, ensure_ascii=False))
     positions = [match.start() for match in re.finditer(rf"{name}\s*:", text)]
     lines = [text.count("\n", 0, position) + 1 for position in positions]
@@ -594,11 +591,8 @@ def hook_injects(host: Host, daemon: Daemon, programs: tuple[str, ...]) -> bool:
         return True
     mode = _setting(host, daemon, "nvidia-container-runtime", "mode") or "auto"
     if mode != "auto":
-        return (
-            mode == "legacy"
-        )  # in cdi, jit-cdi and csv the hook refuses to run, so --gpus doesn't use it either
-    from gpunode.facts.toolkit import find_toolkit
-
+        # in cdi, jit-cdi and csv the hook refuses to run, so --gpus doesn't use it either
+        return mode == "legacy"
     toolkit = find_toolkit(host)
     hook = "nvidia-container-runtime-hook" in toolkit.programs
     # before jit-cdi the mode auto means legacy; docker run --gpus used the hook before it used CDI
@@ -658,8 +652,6 @@ def running_desktops(host: Host, processes: Iterable[Process]) -> tuple[Desktop,
 
 
 def _context(host: Host, path: str) -> str | None:
-    import json
-
     try:
         text = host.read_text(path)
         tree: Any = json.loads(text) if text is not None else {}

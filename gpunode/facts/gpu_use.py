@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpunode.errors import DaemonError, GpunodeError
+from gpunode.facts.cdi import vendor_specs
+from gpunode.facts.device_plugins import nri_plugin
 from gpunode.facts.devices import is_the_drivers, opened
 from gpunode.facts.kubelet import root_directory
 from gpunode.facts.node import Node
@@ -112,15 +114,11 @@ def taken_way(node: Node, *, cdi: bool) -> Way | None:
 
 
 def _by_nri(node: Node) -> Way | None:
-    from gpunode.facts.device_plugins import nri_plugin
-
     plugin = nri_plugin(node.host, node.processes)
     return Way("the toolkit adds GPUs through NRI", f"/proc/{plugin.pid}", plugin.name) if plugin else None
 
 
 def _by_specification(node: Node, kind: str) -> Way | None:
-    from gpunode.facts.cdi import vendor_specs
-
     for spec in vendor_specs(node.host):
         if spec.kind == kind and spec.devices and not spec.problem:
             return Way(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gpunode.errors import DaemonError
-from gpunode.facts.tables import table
+from gpunode.facts import tables
 from gpunode.host import Host
 from gpunode.output.typed import as_dict, as_strings
 
@@ -114,15 +115,13 @@ def _heard(host: Host, socket: str, reference: str, config: dict[str, Any] | Non
 
 def _of_podman(host: Host, reference: str) -> dict[str, Any] | None:
     """podman's exit code 125 covers every failure, including an unknown image."""
-    from json import loads
-
     done = host.run(("podman", "image", "inspect", "--", reference), timeout=_PODMAN_SECONDS)
     if done.timed_out:
         raise DaemonError(f"podman didn't answer within {_PODMAN_SECONDS:g} s", code="timeout")
     if not done.ok:
         return None
     try:
-        answer = loads(done.stdout)
+        answer = json.loads(done.stdout)
     except (ValueError, RecursionError):
         answer = None
     first = answer[0] if isinstance(answer, list) and answer else None
@@ -255,15 +254,13 @@ def sample_cuda(reference: str) -> str:
     """The CUDA release of a sample's image, empty for any other image. The tag may name the distribution
     that the image was built on (``vectoradd-cuda11.7.1-ubi8``), and a digest may follow it."""
     image = reference.removeprefix("docker.io/").partition("@")[0]
-    rows = table(TABLE).rows if image else ()
+    rows = tables.table(TABLE).rows if image else ()
     known = ((f"{row['image']}:{row['tag']}", row["cuda"]) for row in rows)
     return next((cuda for name, cuda in known if image == name or image.startswith(f"{name}-")), "")
 
 
 def vector_add_image() -> str:
     """NVIDIA's newest vector-add sample for Kubernetes, with its tag."""
-    from gpunode.facts.tables import numbers
-
-    rows = [row for row in table(TABLE).rows if row["image"] == VECTOR_ADD]
-    newest = max(rows, key=lambda row: numbers(row["cuda"]))
+    rows = [row for row in tables.table(TABLE).rows if row["image"] == VECTOR_ADD]
+    newest = max(rows, key=lambda row: tables.numbers(row["cuda"]))
     return f"{newest['image']}:{newest['tag']}"

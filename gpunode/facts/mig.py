@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpunode.facts.boot import started
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.tables import table
 
@@ -36,8 +37,6 @@ def partitioned(node: Node) -> list[Gpu]:
 def keeper(node: Node, besides: str = "") -> str:
     """What restores the instances after a reboot: a unit, a process or a file; empty if nothing does.
     `besides` is a unit to ignore."""
-    from gpunode.facts.boot import started
-
     unit = node.units.get(UNIT)
     if unit is not None and (unit.at_boot or unit.file == "static"):
         return UNIT

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gpunode.daemons import pod_resources
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import (
     devices,
@@ -70,7 +71,6 @@ from gpunode.host.reading import DeviceNode
 
 if TYPE_CHECKING:
     from gpunode.daemons.cri import CriContainer, CriStatus
-    from gpunode.daemons.pod_resources import Holding
     from gpunode.gpu.probe import NvmlProbe
 
 
@@ -519,8 +519,6 @@ class Node:
 
     @topic
     def _live_allocatable(self) -> Mapping[str, tuple[str, ...]]:
-        from gpunode.daemons import pod_resources
-
         socket = kubelet.pod_resources_socket(self.kubelet)
         return pod_resources.allocatable(self.host, socket, DAEMON_SECONDS)
 
@@ -534,10 +532,8 @@ class Node:
         return ""
 
     @topic
-    def gpu_holdings(self) -> tuple[Holding, ...]:
+    def gpu_holdings(self) -> tuple[pod_resources.Holding, ...]:
         """Which containers have which NVIDIA devices; `DaemonError` if the kubelet doesn't report it."""
-        from gpunode.daemons import pod_resources
-
         socket = kubelet.pod_resources_socket(self.kubelet)
         holdings = pod_resources.list_pods(self.host, socket, DAEMON_SECONDS)
         return tuple(holding for holding in holdings if holding.resource.startswith("nvidia.com/"))

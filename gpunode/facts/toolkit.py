@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -388,8 +389,6 @@ def _json_files(host: Host, directory: str) -> tuple[str, ...]:
 
 def _program(host: Host, path: str) -> str:
     """``hook.path`` of the 1.0.0 format, ``hook`` itself of 0.1.0; empty if there is neither."""
-    import json
-
     try:
         tree: Any = json.loads(host.read_text(path) or "")
     except (GpunodeError, ValueError, RecursionError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpunode.errors import Unreadable
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
-from gpunode.facts.system import CONTAINER, VM
+from gpunode.facts.system import CONTAINER, VM, in_lxc
 from gpunode.gpu.library_paths import DRIVER_ROOT
 
 _VGPU_MANAGER = "nvidia_vgpu_vfio"  # NVIDIA's driver for hosts, which has no CUDA
@@ -64,15 +64,8 @@ def _selinux(node: Node) -> bool:
     return selinux_enforcing(node.host)
 
 
-def _lxc(node: Node) -> bool:
-    from gpunode.facts.system import in_lxc
-
-    return in_lxc(node.host)
-
-
 def _application_container(node: Node) -> bool:
     """A container without an init system, unlike one of LXC or kind: engines that it sees are the host's."""
-
     return node.kind == CONTAINER and not node.host.systemd_runs()
 
 
@@ -94,7 +87,7 @@ TRAITS = {
         _coherent, "GPUs share the processor's memory", "no GPU shares the processor's memory"
     ),
     "selinux-enforcing": Trait(_selinux, "SELinux is enforcing", "SELinux is not enforcing"),
-    "lxc": Trait(_lxc, "this is an LXC container", "this is not an LXC container"),
+    "lxc": Trait(lambda node: in_lxc(node.host), "this is an LXC container", "this is not an LXC container"),
     "application-container": Trait(
         _application_container, "this is a container without an engine of its own", "this is not a container"
     ),

@@ -8,6 +8,7 @@ CUDA_VISIBLE_DEVICES before CUDA starts, because a process can use only one MIG 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import json
 import math
@@ -276,8 +277,6 @@ def _require_same(desired: str, reported: str) -> None:
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:
     """The sums from the current device, and the kernel's milliseconds."""
-    import ctypes
-
     kernel = cuda.load(VECTOR_ADD, ENTRY)
     left, right = inputs()
     sums = array("f", bytes(4 * ELEMENTS))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.mig.model import (
     Bin,
@@ -299,7 +299,7 @@ def _reason(gpu: GpuLayout, wish: Sequence[_Part], desired: Mapping[str, int]) -
 
 def _what_fits(gpu: GpuLayout, desired: Mapping[str, int]) -> str:
     """As much of the request as fits, in its own order, the largest profiles first."""
-    bare = _bare(gpu)
+    bare = replace(gpu, instances=())
     fitting: dict[str, int] = {}
     names = [
         name for name, count in sorted(desired.items(), key=_largest_first) for _ in range(min(count, 8))
@@ -314,12 +314,6 @@ def _what_fits(gpu: GpuLayout, desired: Mapping[str, int]) -> str:
 def _largest_first(pair: tuple[str, int]) -> tuple[int, int]:
     parsed = parse_name(pair[0])
     return (-parsed.slices, -parsed.compute) if parsed else (0, 0)
-
-
-def _bare(gpu: GpuLayout) -> GpuLayout:
-    from dataclasses import replace
-
-    return replace(gpu, instances=())
 
 
 def summary(devices: Mapping[str, int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,5 @@ def hidden_program(host: Host) -> str:
     """This gpunode's directory if the service couldn't see it; else empty."""
     if not host.live:
         return ""
-    import sys
-
     own = (sys.executable, str(Path(sys.executable).resolve()), sys.prefix + "/")
     return next((path for path in own if re.match("|".join(_HIDDEN), path)), "")

@@ -26,6 +26,7 @@ from gpunode.plugin.mps.daemon import (
     find_program,
     forget,
     left_behind,
+    remains,
     start,
     taken,
 )
@@ -187,8 +188,6 @@ class Supervisor:
 
     def _sweep(self, settings: Settings, root: str) -> None:
         """End what a killed plugin has left and is no longer required: daemons, compute modes."""
-        from gpunode.plugin.mps.daemon import remains
-
         desired = {spec.directory for spec in self._wanted}
         for spec in remains(self._host, root):
             if spec.directory not in desired:

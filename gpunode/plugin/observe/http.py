@@ -10,6 +10,7 @@ favour of the new one.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -140,8 +141,6 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that disconnects is not worth a log line."""
-        import sys
-
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             self.report(repr(error))
