@@ -18,7 +18,7 @@ from gpunode.host import Host
 PARAMETERS = "/proc/driver/nvidia/params"
 # Debian builds the same module as nvidia-current and the kernel shows it with an underscore
 MODULE_NAMES = ("nvidia", "nvidia_current")
-_IN_MODULES_DEP = re.compile(r"^[^:\s]*/nvidia(?:-current)?\.ko(?:\.\w+)?:", re.MULTILINE)
+_MODULES = ("nvidia", "nvidia-current")  # the same as their files are called
 SHIM_KEY = "/var/lib/shim-signed/mok/MOK.der"
 DKMS_KEY = "/var/lib/dkms/mok.pub"
 AKMODS_KEY = "/etc/pki/akmods/certs/public_key.der"
@@ -90,9 +90,8 @@ def modules_dep(release: str) -> str:
 
 
 def has_module_file(host: Host, release: str, *names: str) -> bool:
-    """Whether a kernel has a module of one of these names (as its file is called) on disk."""
-    index = host.read_text(modules_dep(release)) or ""
-    return any(f"/{name}.ko{end}" in index for name in names for end in (":", ".gz:", ".xz:", ".zst:"))
+    """Like `lists_module`, for a kernel's modules on disk."""
+    return lists_module(host.read_text(modules_dep(release)) or "", *names)
 
 
 def initramfs_of(host: Host, release: str) -> os.stat_result | None:
@@ -112,14 +111,16 @@ def installed_kernels(host: Host) -> tuple[Kernel, ...]:
     return tuple(kernels)
 
 
-def lists_module(modules_dep: str) -> bool:
-    """Whether a modules.dep names nvidia.ko (compressed or not) anywhere below the kernel's directory."""
-    return _IN_MODULES_DEP.search(modules_dep) is not None
+def lists_module(index: str, *names: str) -> bool:
+    """Whether a modules.dep has one of these modules, by default NVIDIA's (compressed or not) anywhere below
+    the kernel's directory."""
+    ends = (":", ".gz:", ".xz:", ".zst:")
+    return any(f"/{name}.ko{end}" in index for name in names or _MODULES for end in ends)
 
 
 def module_for(host: Host, release: str) -> bool:
     """Whether there is an NVIDIA module for this kernel."""
-    return lists_module(host.read_text(modules_dep(release)) or "")
+    return has_module_file(host, release)
 
 
 def flavour(release: str) -> str:
@@ -163,9 +164,6 @@ def _dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
             yield from (
                 (module, name) for name in host.listdir(f"/var/lib/dkms/{module}") if name[:1].isdigit()
             )
-
-
-_MODULES = ("nvidia", "nvidia-current")  # Debian's own packages have the second
 
 
 def module_file(host: Host) -> ModuleFile | None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
 from gpunode.errors import DaemonError
@@ -153,6 +154,7 @@ def _environment(config: Mapping[str, Any]) -> dict[str, str]:
 VERSIONS = ("cuda", "driver", "arch")
 PROPERTIES = (*VERSIONS, "brand")
 _CONDITION = re.compile(r"([^<>=!]+)(<=|>=|!=|=|<|>)([^<>=!]+)")
+_OPERATORS = {"=": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _NUMBERS = re.compile(r"[0-9.]+")
 _LONGEST = 20_000  # characters; the longest of NVIDIA's own images has 3,000
 _DIGITS = 9
@@ -233,15 +235,7 @@ def _holds(condition: Condition, values: Collection[str]) -> bool | None:
 def _compared(condition: Condition, value: str) -> bool:
     if condition.name == "brand":
         return (value.lower() == condition.value.lower()) == (condition.operator == "=")
-    left, right = numbers(value), numbers(condition.value)
-    return {
-        "=": left == right,
-        "!=": left != right,
-        "<": left < right,
-        "<=": left <= right,
-        ">": left > right,
-        ">=": left >= right,
-    }[condition.operator]
+    return bool(_OPERATORS[condition.operator](numbers(value), numbers(condition.value)))
 
 
 # Sample images that guides recommend for a GPU test, and the CUDA release of each.
