@@ -237,11 +237,8 @@ def parse_name(text: str) -> DeviceName | None:
 
 def same_profile(desired: DeviceName, offered: Iterable[str]) -> bool:
     """Whether one of a GPU's names for a profile means the same GPU instance as this name."""
-    for name in offered:
-        known = parse_name(name)
-        if name == desired.instance or (known is not None and known.instance == desired.instance):
-            return True
-    return False
+    known = (parse_name(name) for name in offered)
+    return any(name is not None and name.instance == desired.instance for name in known)
 
 
 # The contents of one GPU instance: compute instances by their slices, and their placements in it.
@@ -327,10 +324,8 @@ def compute_places(
 
 
 def _first_place(profile: Profile) -> Placement | None:
-    for offer in profile.compute:
-        if offer.slices == profile.slices and offer.placements:
-            return offer.placements[0]
-    return None
+    whole = (offer.placements for offer in profile.compute if offer.slices == profile.slices)
+    return next((places[0] for places in whole if places), None)
 
 
 def _free_places(

@@ -116,12 +116,8 @@ def _wish(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[_Part, ...]:
 
 
 def _most(profile: Profile, compute: int) -> int:
-    each = 1 if compute == profile.slices else _count_limit(profile, compute)
-    return profile.max_count * each
-
-
-def _count_limit(profile: Profile, compute: int) -> int:
-    return next((offer.max_count for offer in profile.compute if offer.slices == compute), 1)
+    each = next((offer.max_count for offer in profile.compute if offer.slices == compute), 1)
+    return profile.max_count * (1 if compute == profile.slices else each)
 
 
 # --- the search -----------------------------------------------------------------------------------------

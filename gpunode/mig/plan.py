@@ -123,7 +123,13 @@ def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
     reset = _reset(gpu) if switches else "none"
     destroy = towards(gpu, gpu.instances, () if switches else target or ())[0]
     create = towards(gpu, () if switches else gpu.instances, target or ())[1]
-    kept_ids = set() if switches else {(d.gi, d.ci) for d in _kept_devices(target or ())}
+    kept_ids = {
+        (instance.kept.id, compute.kept.id)
+        for instance in (() if switches else target or ())
+        if instance.kept is not None
+        for compute in instance.compute
+        if compute.kept is not None
+    }
     devices = list(devices_of(gpu.instances))
     return GpuPlan(
         wish,
@@ -220,16 +226,6 @@ def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
         Device(gi.device_name(ci), gi.placement, gi.id, ci.id, ci.uuid)
         for gi in instances
         for ci in gi.compute
-    )
-
-
-def _kept_devices(target: Sequence[Target]) -> tuple[Device, ...]:
-    return tuple(
-        Device("", instance.placement, instance.kept.id, c.kept.id, c.kept.uuid)
-        for instance in target
-        if instance.kept is not None
-        for c in instance.compute
-        if c.kept is not None
     )
 
 
