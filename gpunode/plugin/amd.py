@@ -60,7 +60,8 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
         keys = [unit.naming_key for unit in selected if unit.kind == kind]
         warnings += idle_rules(settings.rules, kind, keys)
     by_name = _by_resource_name(settings, selected, {gpu.uuid: gpu.partition_type for gpu in known}, left_out)
-    shared = share(by_name, settings.sharing, lambda unit, entry: _refusal(settings))
+    refusal = "MPS is NVIDIA's: share AMD GPUs with timeSlicing" if settings.shares_by_mps else ""
+    shared = share(by_name, settings.sharing, lambda unit, entry: refusal)
     resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
     return Plan(resources, (*left_out, *shared.left_out), (*warnings, *shared.warnings))
 
@@ -140,11 +141,6 @@ def _alike(
             )
             left_out.append(LeftOut(unit.index, unit.id, reason))
     return [unit for unit in units if types[unit.gpu] in (majority, "")]
-
-
-def _refusal(settings: Settings) -> str:
-    mps = settings.sharing is not None and settings.sharing.strategy == "mps"
-    return "MPS is NVIDIA's: share AMD GPUs with timeSlicing" if mps else ""
 
 
 # Polls the AMD GPUs in sysfs: which exist, and their health.

@@ -29,7 +29,7 @@ def check(
         return origins.get(field, BY_FIELD[field].flags[0] if field in BY_FIELD else "")
 
     problems, warnings = [], []
-    mps = settings.sharing is not None and settings.sharing.strategy == "mps"
+    mps = settings.shares_by_mps
     if mps and settings.mig_strategy == "mixed":
         message = f"MPS can't serve MIG devices, which mig-strategy mixed ({at('mig_strategy')}) advertises"
         problems.append(Problem(at("sharing"), "sharing.mps", message, "take single or none, or timeSlicing"))
@@ -67,7 +67,7 @@ def check(
 
 def _amd(settings: Settings, vendor: str, sharing: str) -> list[Problem]:
     problems = []
-    if settings.sharing is not None and settings.sharing.strategy == "mps":
+    if settings.shares_by_mps:
         problems.append(
             Problem(sharing, "sharing.mps", f"MPS is NVIDIA's; the vendor is {settings.vendor} ({vendor})")
         )

@@ -149,6 +149,11 @@ class Settings:
     probe_seconds: float = 15.0
 
     @property
+    def shares_by_mps(self) -> bool:
+        """Whether `sharing` is MPS's."""
+        return self.sharing is not None and self.sharing.strategy == "mps"
+
+    @property
     def directory(self) -> str:
         """The directory of the plugin's sockets: the kubelet's device plugin directory."""
         return str(PurePosixPath(self.kubelet_socket or KUBELET_SOCKET).parent)

@@ -290,10 +290,9 @@ def _keyed(what: str, parts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, s
 
 
 def _capabilities(settings: Settings, gpus: Sequence[Gpu]) -> dict[str, str]:
-    mps = settings.sharing is not None and settings.sharing.strategy == "mps"
     labels = {
         "nvidia.com/mig.capable": _word(any(gpu.mig_capable for gpu in gpus)),
-        "nvidia.com/mps.capable": _word(mps and not any(gpu.mig_enabled for gpu in gpus)),
+        "nvidia.com/mps.capable": _word(settings.shares_by_mps and not any(gpu.mig_enabled for gpu in gpus)),
     }
     if settings.mig_strategy != "none":
         labels["nvidia.com/mig.strategy"] = settings.mig_strategy

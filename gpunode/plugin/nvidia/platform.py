@@ -52,12 +52,8 @@ def one_device_plan(platform: str, settings: Settings) -> Plan:
             hint=f"use envvar; nvidia-ctk cdi generate --mode={_CTK_MODES[platform]} serves other containers",
         )
     devices = {settings.resource_name: (Device(_UNITS[platform].id, _UNITS[platform]),)}
-    return share(devices, settings.sharing, lambda unit, entry: _refusal(settings))
-
-
-def _refusal(settings: Settings) -> str:
-    mps = settings.sharing is not None and settings.sharing.strategy == "mps"
-    return "MPS needs GPUs that NVML can name" if mps else ""
+    refusal = "MPS needs GPUs that NVML can name" if settings.shares_by_mps else ""
+    return share(devices, settings.sharing, lambda unit, entry: refusal)
 
 
 # What a plan needs of the machine in addition to NVML's report: the driver's directory, and its device files.
