@@ -264,16 +264,10 @@ def _gpu(
     kind = "_".join(modes) if all(re.fullmatch(r"[a-z0-9]{1,8}", mode) for mode in modes) else ""
     memory = number_of(text_of(host, f"{at}/mem_info_vram_total")) or (node.memory_bytes if node else 0)
     others = partitions.get(place_of(address), [])
-    own_partitions: tuple[AmdPartition, ...] = ()
+    own_partitions: list[AmdPartition] = []
     if node and others:
         first = AmdPartition(0, address, kind, node.partition, 0, node.memory_bytes, paths=paths)
-        own_partitions = (
-            first,
-            *(
-                AmdPartition(n, p.uuid, kind, p.gi, 0, p.memory_bytes, paths=p.paths)
-                for n, p in _count(others)
-            ),
-        )
+        own_partitions = [first, *sorted(others, key=lambda partition: (partition.gi, partition.index))]
     return AmdGpu(
         index,
         address,
@@ -283,15 +277,11 @@ def _gpu(
         memory_bytes=max(memory, 0),
         compute_capability=node.gfx if node else "",
         numa=numa if numa is not None and numa >= 0 else None,
-        mig=own_partitions,
+        mig=tuple(replace(part, index=at, profile=kind) for at, part in enumerate(own_partitions)),
         error="" if node else NO_KFD,
         partition_type=kind,
         paths=paths,
     )
-
-
-def _count(partitions: list[AmdPartition]) -> Iterator[tuple[int, AmdPartition]]:
-    return enumerate(sorted(partitions, key=lambda partition: (partition.gi, partition.index)), 1)
 
 
 def _partitions(host: Host, by_minor: Mapping[int, KfdNode]) -> dict[Place, list[AmdPartition]]:

@@ -121,18 +121,14 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
         if error.code not in (NO_PERMISSION, NOT_SUPPORTED):
             raise
         profile = None
-    from_name = _profile_in(nvml.name(device)) if profile is None else ""
+    # without the number of the profile, from the device's own name: NVIDIA A100-SXM4-40GB MIG 1g.5gb
+    from_name = nvml.name(device).partition(" MIG ")[2].strip() if profile is None else ""
     computed = profile_name(
         size.gpu_slices, size.compute_slices, attributes.memory_mib, gpu_memory or 1, profile
     )
     return MigDevice(
         slot, nvml.uuid(device), from_name or computed, gi, ci, attributes.memory_mib << 20, size
     )
-
-
-def _profile_in(name: str) -> str:
-    """The profile in a MIG device's own name (``NVIDIA A100-SXM4-40GB MIG 1g.5gb``), "" without."""
-    return name.partition(" MIG ")[2].strip()
 
 
 def _clique(nvml: Nvml, gpu: Handle) -> str:

@@ -20,12 +20,11 @@ import select
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from threading import Condition, Thread
-from typing import Any
 
 from gpunode.gpu.child import EVENTS, GPU, LINKS, Parent
 from gpunode.gpu.driver_traces import driver_traces, generation
@@ -44,7 +43,7 @@ from gpunode.gpu.nvml import (
 )
 from gpunode.gpu.nvml_health import read_gpu
 from gpunode.host import Host
-from gpunode.output.typed import plain
+from gpunode.output.typed import from_plain, plain
 
 # Topology: common ancestors, NVLinks and links to NVSwitches. A GPU that can't be queried only lacks its own
 # pairs. Read again when the inventory has changed, because links change with GPUs and their drivers.
@@ -289,14 +288,7 @@ class Options:
     rediscover: float = 30.0
     use: bool = False
     patience: float = 15.0
-    without: frozenset[tuple[str, int | None]] = frozenset()
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Options:
-        """From the options that the parent passes; see also `Nvml.for_parent`."""
-        names = ("poll", "rediscover", "use", "patience")
-        without = frozenset((part, index) for part, index in data.get("without", ()))
-        return cls(**{name: data[name] for name in names if name in data}, without=without)
+    without: tuple[tuple[str, int | None], ...] = ()
 
     def gpus_without(self, part: str) -> frozenset[int]:
         """The indices of the GPUs that aren't queried for their links, their events or anything at all."""
@@ -451,7 +443,7 @@ def main() -> int:
     parent = Parent()
     try:
         nvml = Nvml.for_parent(parent)
-        run(NvmlWatcher(nvml, Host(), Options.from_json(parent.options), parent.send), parent)
+        run(NvmlWatcher(nvml, Host(), from_plain(Options, parent.options), parent.send), parent)
     except NvmlError as error:
         parent.send(error=error.document)
     except BrokenPipeError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os.path
 import re
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gpunode.errors import PreconditionError, UsageError, install_command
+from gpunode.facts.packages import utc
 from gpunode.host import Host
 from gpunode.kubernetes.api import ClusterError, ExtraMissing, Json, NoAccess
 
@@ -245,21 +245,17 @@ def unauthorized(host: Host, connection: Connection) -> str:
         token = (host.read_text(connection.user.token_file) or "").strip()
     own, now = client_certificate(host, connection.user), host.now()
     if 0 < (ends := token_expiry(token)) < now:
-        return f"the token expired at {_date(ends)}; get a new one where {connection.source} has it from"
+        return f"the token expired at {utc(ends)}; get a new one where {connection.source} has it from"
     if own is not None and own.ends < now:
         fix = "make a new one"
         if "admin" in own.name or "kubeadm" in own.name:
             fix = "as root: kubeadm certs renew all"
         elif own.node:
             fix = "does the kubelet still exchange it? journalctl -u kubelet"
-        return f"the certificate of {own.name} in {connection.source} expired at {_date(own.ends)}; {fix}"
+        return f"the certificate of {own.name} in {connection.source} expired at {utc(own.ends)}; {fix}"
     if connection.options[:1] == ("--server",):
         return "kubectl proxy adds the credentials: is it still running, with a context that works?"
     return f"sign in again, or make a new token or certificate; used: {connection.source}"
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 # --- node -----------------------------------------------------------------------------------------------

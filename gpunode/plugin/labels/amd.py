@@ -193,8 +193,8 @@ def _driver(host: Host, gpus: list[AmdGpu]) -> Driver:
 
 def _amd_cards_firmware(host: Host, gpu: AmdGpu) -> dict[str, tuple[int, int]]:
     """From debugfs' amdgpu_firmware_info, which only root may read; nothing else reports feature versions."""
-    minors = [path.removeprefix("/dev/dri/card") for path in gpu.paths if path.startswith("/dev/dri/card")]
-    for minor in minors:
-        matches = _FIRMWARE.findall(text_of(host, f"{_DEBUG}/{minor}/amdgpu_firmware_info"))
-        return {name: (int(feature), int(version, 16)) for name, feature, version in matches}
-    return {}
+    card = next((path for path in gpu.paths if path.startswith("/dev/dri/card")), "")
+    minor = card.removeprefix("/dev/dri/card")
+    text = text_of(host, f"{_DEBUG}/{minor}/amdgpu_firmware_info") if minor else ""
+    matches = _FIRMWARE.findall(text)
+    return {name: (int(feature), int(version, 16)) for name, feature, version in matches}
