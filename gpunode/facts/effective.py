@@ -12,7 +12,7 @@ from gpunode.facts.daemons import Daemon, reader
 from gpunode.facts.docker import flag_features, parse_daemon_json
 from gpunode.facts.processes import option_value, option_values
 from gpunode.facts.registry import ENGINES
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import dig
 from gpunode.facts.writers import GeneratedCopy, generated_copy
 from gpunode.host import Host
 from gpunode.output.typed import as_strings, as_text
@@ -82,16 +82,14 @@ def configured(host: Host, daemon: Daemon) -> Configured:
 
 def _containerd(host: Host, daemon: Daemon) -> Configured:
     config = load_config(host, daemon.config_path, daemon.version)
-    texts = {path: host.read_text(path) for path in config.files}
-    trees = {path: parse_toml(text or "", path) for path, text in texts.items()}
-    files = [ConfigFile(config.path, "main", texts.get(config.path), config.main)]
-    for path in config.files:
+    files = [ConfigFile(config.path, "main", config.main_text if config.exists else None, config.main)]
+    for path, tree in config.trees.items():
         if path != config.path:
-            copy = generated_copy(trees[path], config.main, config.plugin)
-            files.append(ConfigFile(path, "drop-in", texts[path], trees[path], copy))
+            copy = generated_copy(tree, config.main, config.plugin)
+            files.append(ConfigFile(path, "drop-in", host.read_text(path), tree, copy))
     handlers = []
     for name, table in config.runtimes.items():
-        where = [tree for tree in trees if _has_runtime(trees[tree], config.plugin, name)]
+        where = [path for path, tree in config.trees.items() if _has_runtime(tree, config.plugin, name)]
         program = dig(table, "options", "BinaryName")
         handlers.append(ConfiguredHandler(name, as_text(program), where[-1] if where else config.path))
     switch = config.cri.get("enable_cdi")

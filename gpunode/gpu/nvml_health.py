@@ -336,7 +336,7 @@ class _Gpu(_Queries):
 
     def word(self, function: str, words: tuple[str, ...]) -> str | None:
         number = self.number(function)
-        return words[number] if number is not None and 0 <= number < len(words) else None
+        return None if number is None else _name_at(words, number)
 
 
 def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | None, bool | None]) -> Condition:
@@ -445,7 +445,7 @@ def _fabric(gpu: _Gpu) -> Fabric:
     info = gpu.query(lambda: gpu.nvml.fabric_info(gpu.device))
     if info is None:
         return Fabric()
-    state = FABRIC_STATES[info.state] if 0 <= info.state < len(FABRIC_STATES) else None
+    state = _name_at(FABRIC_STATES, info.state)
     return Fabric(state, info.status, info.cluster, info.clique, info.health)
 
 

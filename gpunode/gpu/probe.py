@@ -138,10 +138,8 @@ def _recorded(host: Host) -> NvmlProbe:
         if recorded.get("timeout"):
             return NvmlProbe(None, None, "NVML did not answer", timed_out=True)
         problem = str(recorded.get("problem", ""))
-        if problem and not {"error", "inventory"} & set(recorded):
-            return NvmlProbe(None, None, problem)
-        if not {"error", "inventory"} & set(recorded):
-            return _NOT_RECORDED
+        if recorded.keys().isdisjoint(("error", "inventory")):
+            return NvmlProbe(None, None, problem) if problem else _NOT_RECORDED
         return _answer(recorded, problem=problem)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

@@ -59,9 +59,7 @@ def numbers(version: str) -> tuple[int, int, int]:
 @cache
 def gate(component: str, name: str) -> tuple[int, int, int]:
     """The first release of a program that has a feature, by version_gates.json."""
-    rows = table("version_gates").rows
-    row = next(row for row in rows if row["component"] == component and row["gate"] == name)
-    return numbers(row["since"])
+    return numbers(_since(component, name)[0])
 
 
 # Features of a program's releases, from the reference table.

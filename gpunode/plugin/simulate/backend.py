@@ -12,7 +12,8 @@ from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Answer, Plan, Sink, Snapshot
-from gpunode.plugin.nvidia.backend import NvidiaBackend
+from gpunode.plugin.nvidia.resources import plan
+from gpunode.plugin.nvidia.response import answer
 from gpunode.plugin.simulate.faults import Control, Fault
 from gpunode.plugin.simulate.node import SimulatedNode, on_machine
 
@@ -29,7 +30,6 @@ class SimulatedBackend:
         self._settings = settings
         self._log = log
         self._node = SimulatedNode(settings.simulate, host)
-        self._nvidia = NvidiaBackend(host, settings, log)
         self._told = False
         self._next_look = math.inf
 
@@ -94,12 +94,11 @@ class SimulatedBackend:
         """Does nothing: no handle is kept open."""
 
     def plan(self, settings: Settings, inventory: Inventory) -> Plan:
-        return self._nvidia.plan(settings, on_machine(inventory, self._host))
+        return plan(self._host, settings, on_machine(inventory, self._host))
 
     def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
         """No CDI specification, because it would name missing device nodes."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         """Only the variables: a container with a missing mount or device node doesn't start."""
-        real = self._nvidia.answer(settings, snapshot, ids)
-        return Answer(envs={**real.envs, MARK: "1"})
+        return Answer(envs={**answer(settings, snapshot, ids).envs, MARK: "1"})
