@@ -402,9 +402,8 @@ def nvidia_programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str,
 
 CONFIG = "/var/snap/docker/current/config/daemon.json"
 SNAP_UNIT = "snap.docker.dockerd.service"
-PROGRAMS = (
-    "/snap/docker/current/usr/bin"  # programs that dockerd can start there: it sees no program of the host
-)
+# programs that dockerd can start there: it sees no program of the host
+PROGRAMS = "/snap/docker/current/usr/bin"
 _DATA = "/var/snap/docker/"
 
 

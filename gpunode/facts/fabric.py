@@ -105,10 +105,8 @@ def versions_in(text: str) -> tuple[str, str] | None:
 
 _BRIDGE = "0x0680"
 _MANAGEMENT = b"SW_MNG"
-_BLACKWELL = (
-    "0x29",
-    "0x31",
-)  # device ids of B100, B200 and B300: only for these is the slow product data read
+# device ids of B100, B200 and B300: only for these is the slow product data read
+_BLACKWELL = ("0x29", "0x31")
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,8 @@ def gpu_users(node: Node) -> GpuUsers:
 # How pods get GPUs if the engine has no nvidia handler: through NRI, CDI, or a plugin's mounts.
 
 _PLUGINS_KIND = "k8s.device-plugin.nvidia.com/gpu"  # of the specifications that NVIDIA's device plugin writes
-_DRA = (
-    "plugins/gpu.nvidia.com"  # of NVIDIA's driver for dynamic resource allocation, below the kubelet's root
-)
+# of NVIDIA's driver for dynamic resource allocation, below the kubelet's root
+_DRA = "plugins/gpu.nvidia.com"
 # Google's plugin mounts the driver into containers itself (container-engine-accelerators)
 _MOUNTING = ("nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
 _OWN_KERNELS = ("kata", "runsc", "gvisor")  # their containers have no device files that the node sees

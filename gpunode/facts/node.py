@@ -78,9 +78,8 @@ if TYPE_CHECKING:
 
 DAEMON_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 NVML_SECONDS = 15.0
-NVML_SECONDS_MANY = (
-    20.0  # without persistence mode GPUs initialise one after another, eight in more than ten seconds
-)
+# without persistence mode GPUs initialise one after another, eight in more than ten seconds
+NVML_SECONDS_MANY = 20.0
 FEW_GPUS = 4
 
 

@@ -87,9 +87,8 @@ def read_distribution(host: Host) -> Distribution:
         file = next((path for path in _OS_RELEASE if host.is_file(path)), None)
         if file is None:
             return Distribution("", "", "", "other")
-        host.read_bytes(
-            file, SMALL_BYTES
-        )  # the library opens the file itself, and a `RecordingHost` stores what it read
+        # the library opens the file itself, and a `RecordingHost` stores what it read
+        host.read_bytes(file, SMALL_BYTES)
         # nor may it search /etc for another file: that could be a pipe
         distribution = LinuxDistribution(
             include_lsb=False,

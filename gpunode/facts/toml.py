@@ -37,9 +37,8 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
         end = (max(1, len(text.splitlines())), 1)
         line, column = (int(position[2]), int(position[3])) if position else end
         reason = position[1] if position else str(error).removesuffix(" (at end of document)")
-        reason = re.sub(
-            r"\((?:'[^']*'(?:, |,?(?=\))))+\)", _dotted, reason
-        )  # a key, as a tuple in Python's form
+        # a key, as a tuple in Python's form
+        reason = re.sub(r"\((?:'[^']*'(?:, |,?(?=\))))+\)", _dotted, reason)
         raise ConfigError(
             f"{path}:{line}:{column}: {reason[:1].lower()}{reason[1:]}",
             hint=f"correct that line: ${{EDITOR:-vi}} +{line} {path}",

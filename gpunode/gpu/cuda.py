@@ -173,9 +173,8 @@ class Cuda:
         11.4)."""
         is_mig = " MIG " in self.name(device)
         raw = (ctypes.c_ubyte * 16)()
-        newest = hasattr(
-            self._library, "cuDeviceGetUuid_v2"
-        )  # the first version returns the GPU of a MIG device
+        # the first version returns the GPU of a MIG device
+        newest = hasattr(self._library, "cuDeviceGetUuid_v2")
         if not newest and (is_mig or not hasattr(self._library, "cuDeviceGetUuid")):
             return ""
         self.call("cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid", raw, self._handle(device))
@@ -191,9 +190,8 @@ class Cuda:
         try:
             yield
         finally:
-            self._library.cuCtxDestroy_v2(
-                context
-            )  # after a failed kernel this fails too, without new information
+            # after a failed kernel this fails too, without new information
+            self._library.cuCtxDestroy_v2(context)
 
     def load(self, ptx: str, entry: str) -> ctypes.c_void_p:
         """Make the driver compile PTX for the current device; return the kernel `entry`."""

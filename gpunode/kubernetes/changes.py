@@ -340,9 +340,8 @@ def differences(desired: Any, existing: Any, at: str = "") -> list[str]:
         return [
             difference for number, values in both for difference in differences(*values, f"{at}/{number}")
         ]
-    empty = existing is None and (
-        desired is None or desired == "" or desired is False
-    )  # the server omits these
+    # the server omits these
+    empty = existing is None and (desired is None or desired == "" or desired is False)
     return [] if desired == existing or empty else [at or "/"]
 
 

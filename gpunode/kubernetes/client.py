@@ -357,11 +357,8 @@ class Transport(httpx2.BaseTransport):
         request.headers["Accept-Encoding"] = "identity"  # a small response can't unfold to gigabytes
         if "continue" not in request.url.params:  # all pages of a list are one response
             self._limits.restart(request.extensions.get("timeout", {}).get("read"))
-        if request.method in (
-            "PATCH",
-            "POST",
-            "PUT",
-        ):  # else the server drops unknown fields and reports success
+        # else the server drops unknown fields and reports success
+        if request.method in ("PATCH", "POST", "PUT"):
             request.url = request.url.copy_merge_params({"fieldValidation": "Strict"})
         response = self._send(request)
         return self._send(request) if response.status_code == 401 and self._renew() else response

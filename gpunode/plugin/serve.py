@@ -73,9 +73,8 @@ class PluginService:
         self.ledger = Ledger(backend, settings, judge, log, steady_clock())
         self.ledger.changed.append(self.wake)
         self.observers: list[Observer] = []
-        self.before_registering: list[
-            Callable[[], None]
-        ] = []  # called when a resource is about to get a link
+        # called when a resource is about to get a link
+        self.before_registering: list[Callable[[], None]] = []
         self.at_end: Callable[[], None] = lambda: None  # called when the end is requested, by any thread
         self._links: Links | None = None
         self._rarely = Rarely()

@@ -565,21 +565,18 @@ OPTIONS = (
 )
 BY_FIELD = {option.field: option for option in OPTIONS}
 METAVARS = {
-    **{
-        "boolean": "[true|false]",
-        "path": "PATH",
-        "socket": "PATH",
-        "resource": "NAME",
-        "seconds": "DURATION",
-    },
-    **{
-        "hold": "DURATION",
-        "interval": "DURATION",
-        "address": "HOST:PORT",
-        "integers": "N,...",
-        "xids": "XID,...",
-    },
-    **{"selectors": "GPU,...", "words": "NAME,..."},
+    "boolean": "[true|false]",
+    "path": "PATH",
+    "socket": "PATH",
+    "resource": "NAME",
+    "seconds": "DURATION",
+    "hold": "DURATION",
+    "interval": "DURATION",
+    "address": "HOST:PORT",
+    "integers": "N,...",
+    "xids": "XID,...",
+    "selectors": "GPU,...",
+    "words": "NAME,...",
 }
 
 

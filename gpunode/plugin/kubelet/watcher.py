@@ -61,9 +61,8 @@ class WatcherLink:
         self._answer: pb.RegistrationStatus | None = None
         self._situation: tuple[object, int, bool] = (None, 0, False)
         self._since = 0.0
-        self._usual = (
-            2 * context.settings.stream_wait_seconds
-        )  # it polls once a second, and dials with a timeout of ten seconds
+        # it polls once a second, and dials with a timeout of ten seconds
+        self._usual = 2 * context.settings.stream_wait_seconds
         self._patience = self._usual
         self._renewals = 0
         self._watched = False

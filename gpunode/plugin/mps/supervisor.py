@@ -141,9 +141,8 @@ class Supervisor:
             return False
         self._next_lock = now + _LOCK_SECONDS
         try:
-            self._host.make_dirs(
-                root
-            )  # clients reach their pipes through it; a lock's directory would be 0700
+            # clients reach their pipes through it; a lock's directory would be 0700
+            self._host.make_dirs(root)
             self._lock.enter_context(self._host.lock(f"{root}/.lock", 0.0))
         except GpunodeError as error:
             reason = f"another process keeps the MPS daemons, or {root} can't be used: {error.message}"
