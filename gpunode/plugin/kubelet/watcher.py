@@ -63,7 +63,6 @@ class WatcherLink:
         self._since = 0.0
         # it polls once a second, and dials with a timeout of ten seconds
         self._usual = 2 * context.settings.stream_wait_seconds
-        self._patience = self._usual
         self._renewals = 0
         self._watched = False
         self.registrations = 0
