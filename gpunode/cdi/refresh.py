@@ -9,6 +9,7 @@ capabilities causes no event at all: the program that changes it must run `gpuno
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 from gpunode.host import Host
@@ -143,8 +144,6 @@ def program(host: Host) -> str:
     """
     if not host.live:
         return host.which("gpunode") or "/usr/local/bin/gpunode"
-    import sys
-
     script = f"{sys.executable.rpartition('/')[0]}/gpunode"
     if host.executable(script):
         return _quoted(script)

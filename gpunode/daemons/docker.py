@@ -7,9 +7,11 @@ The types in the daemon's answers are checked before they are used.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from gpunode.daemons.http import UnixHttp, decoded
 from gpunode.errors import DaemonError
@@ -63,7 +65,7 @@ class DockerApi:
     def image_config(self, reference: str) -> dict[str, Any] | None:
         """The image's own settings (Env, Labels, Cmd, ...), None if the daemon doesn't have it."""
         try:
-            image = self._object("GET", f"/images/{_quoted(reference)}/json")
+            image = self._object("GET", f"/images/{quote(reference)}/json")
         except DaemonError as error:
             if error.code == "not-found":
                 return None
@@ -89,7 +91,7 @@ class DockerApi:
 
     def remove_image(self, reference: str) -> None:
         """Remove a tag and, if it was the last, its layers. A missing image is not an error."""
-        self._forgiving("DELETE", f"/images/{_quoted(reference)}?force=1")
+        self._forgiving("DELETE", f"/images/{quote(reference)}?force=1")
 
     # --- containers ------------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class DockerApi:
         result = []
         for entry in self._listing("/containers/json", {}, f"&all=1&limit={most}"):
             try:
-                container = self._object("GET", f"/containers/{_quoted(str(entry.get('Id')))}/json")
+                container = self._object("GET", f"/containers/{quote(str(entry.get('Id')))}/json")
             except DaemonError as error:
                 if error.code != "not-found":
                     raise
@@ -143,7 +145,7 @@ class DockerApi:
 
     def create_container(self, specification: Mapping[str, Any], name: str) -> str:
         """The new container's id. `specification` is the body of ``POST /containers/create``."""
-        answer = self._object("POST", f"/containers/create?name={_quoted(name)}", specification)
+        answer = self._object("POST", f"/containers/create?name={quote(name)}", specification)
         container = answer.get("Id")
         if not isinstance(container, str) or not container:
             raise DaemonError("Docker created a container without returning its Id", code="malformed")
@@ -189,17 +191,13 @@ class DockerApi:
         self, path: str, filters: Mapping[str, Sequence[str]], more: str = ""
     ) -> list[dict[str, Any]]:
         """Objects of a list; other values in it are left out."""
-        from json import dumps
-
-        answer = decoded(self._request("GET", f"{path}?filters={_quoted(dumps(filters))}{more}"))
+        answer = decoded(self._request("GET", f"{path}?filters={quote(json.dumps(filters))}{more}"))
         return [entry for entry in answer if isinstance(entry, dict)] if isinstance(answer, list) else []
 
     def _object(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float | None = None
     ) -> dict[str, Any]:
-        from json import dumps
-
-        data = None if body is None else dumps(body).encode()
+        data = None if body is None else json.dumps(body).encode()
         headers = {} if data is None else {"Content-Type": "application/json"}
         answer = decoded(self._request(method, path, data, headers, timeout=timeout))
         if not isinstance(answer, dict):
@@ -220,12 +218,6 @@ class DockerApi:
     @property
     def _http(self) -> UnixHttp:
         return UnixHttp(self.host, self.socket, _HINTS, "journalctl -u docker -n 50")
-
-
-def _quoted(reference: str) -> str:
-    from urllib.parse import quote
-
-    return quote(reference)
 
 
 def split_streams(raw: bytes) -> tuple[bytes, bytes]:

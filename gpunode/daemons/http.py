@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -180,9 +181,7 @@ def _exchange(
 
 def decoded(data: bytes) -> Any:
     """Parsed JSON; None if it is not JSON, or nested more deeply than the parser accepts."""
-    from json import loads
-
     try:
-        return loads(data)
+        return json.loads(data)
     except (ValueError, RecursionError):
         return None

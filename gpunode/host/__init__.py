@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+import shutil
+import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,8 +123,6 @@ class Host(ReadingHost):
         return self if not self.live or uid in (0, self.uid) else replace(self, behalf=uid)
 
     def _replay(self, argv: Sequence[str]) -> Completed:
-        import shlex
-
         seen = self.recorded("commands", shlex.join(argv))
         if seen is None:
             return Completed(tuple(argv), COMMAND_NOT_FOUND, "", "not recorded")
@@ -135,8 +136,6 @@ class Host(ReadingHost):
         process is open, so that its number can't be given to another one in between. `ProcessLookupError` if
         it isn't.
         """
-        import signal
-
         if not self.live:
             raise PreconditionError(f"no process can get a signal under --root {self.root}")
         process = os.pidfd_open(pid)
@@ -406,8 +405,6 @@ class Host(ReadingHost):
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory that gpunode created, with its contents."""
-        import shutil
-
         with suppress(OSError), self._held(path) as place:
             shutil.rmtree(f"{named(place.directory)}/{place.name}", ignore_errors=True)
 

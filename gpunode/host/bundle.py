@@ -6,12 +6,15 @@ recorded machine are listed in links.json, and are created after everything else
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import re
 import tarfile
+import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,8 +184,6 @@ _LATEST = 1 << 33  # the year 2242; some file systems refuse a later time
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
     """The recorded machine of a bundle as a directory, while the context lasts; else `ConfigError`."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="gpunode-bundle-") as name:
         place = _Place(Path(name) / MACHINE)
         links: dict[str, str] = {}
@@ -218,9 +219,6 @@ def report_in(archive: Path) -> bytes:
 @contextmanager
 def _refusing(archive: Path) -> Iterator[None]:
     """Report any error while a bundle is read, with the bundle's name."""
-    import gzip
-    import zlib
-
     try:
         yield
     except PermissionError as error:
@@ -236,8 +234,6 @@ def _refusing(archive: Path) -> Iterator[None]:
 
 def _members(archive: Path) -> Iterator[tuple[tuple[str, ...], tarfile.TarInfo, IO[bytes] | None]]:
     """Each member with its path below the bundle's one directory, and a file's content."""
-    import gzip
-
     with _refusing(archive), gzip.open(archive) as packed:
         for member, content in members(cast("IO[bytes]", packed)):
             yield _inside(member.name.removesuffix("/"))[1:], member, content
@@ -295,8 +291,6 @@ class _Place:
 
 
 def _links(text: bytes) -> dict[str, str]:
-    import json
-
     try:
         links = json.loads(text)
     except RecursionError as error:

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from threading import get_ident
@@ -273,8 +274,6 @@ class ReadingHost:
 
     def glob(self, directory: str, pattern: str) -> tuple[str, ...]:
         """Sorted node paths in one directory whose names match (no recursion)."""
-        from fnmatch import fnmatchcase
-
         names = (name for name in self.listdir(directory) if fnmatchcase(name, pattern))
         return tuple(f"{directory.rstrip('/')}/{name}" for name in names)
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -158,9 +160,6 @@ class RecordingHost(Host):
         env: Mapping[str, str] | None = None,
         watch: Callable[[str], None] | None = None,
     ) -> Completed:
-        import shlex
-        import sys
-
         done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env, watch=watch)
         # queries of gpunode's own children have sections of their own; a missing program needs no entry
         if argv[0] != sys.executable and done.code != 127:

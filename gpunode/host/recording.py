@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -145,8 +146,6 @@ _NAMES: dict[Any, str] = {
 
 def parse_recording(text: str) -> dict[str, Any]:
     """The recording's sections; `ConfigError` names the invalid entry."""
-    import json
-
     try:
         loaded = json.loads(text)
     except RecursionError as error:

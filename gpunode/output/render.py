@@ -8,8 +8,10 @@ are shown as ``\\x1b`` and never reach the terminal.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -269,9 +271,6 @@ def _render_rich(blocks: tuple[Block, ...]) -> None:
 def _wrapped(block: Text, width: int) -> str:
     """Words are not broken; lines keep their indent, or that of the text of a numbered step. Commands and
     documents stay as they are."""
-    import re
-    import textwrap
-
     text = printable(block.text)
     if block.style in (Style.COMMAND, Style.DOCUMENT) or len(text) <= width:
         return text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -116,8 +117,6 @@ class Command:
     @property
     def text(self) -> str:
         """The command as a user would type it."""
-        import shlex
-
         return " ".join([*(f"{name}={value}" for name, value in self.environ.items()), shlex.join(self.argv)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -127,8 +128,6 @@ class Answer:
 
 def query_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Answer, ...]:
     """The answers, in the engines' order, after `seconds` at most; a late one counts as silent."""
-    import threading
-
     answers: dict[int, Answer] = {}
 
     def query(number: int, engine: Engine) -> None:

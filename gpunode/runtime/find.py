@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
 from gpunode.facts.daemons import Daemon
@@ -81,8 +82,6 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _runtime_hint(name: str) -> str:
-    from difflib import get_close_matches
-
     near = get_close_matches(name.lower(), FINDERS, 1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(FINDERS)}, auto"
 

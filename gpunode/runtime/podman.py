@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -240,8 +241,6 @@ class PodmanEngine:
 
     def _runtime(self, *flags: str) -> tuple[str, str]:
         """Name and program of the runtime that podman would use with these flags."""
-        import json
-
         answer = self._info(*flags)
         if not answer.ok:
             raise DaemonError(f"podman info fails: {answer.reason or _NO_REASON}", hint="see it: podman info")

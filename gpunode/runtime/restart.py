@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -30,8 +31,6 @@ class Restarter:
 
     def shown(self, verb: str) -> str:
         """The command line that will run, as a user would type it."""
-        import shlex
-
         argv = self._argv(verb)
         if argv:
             return shlex.join(argv)
@@ -146,8 +145,6 @@ class Restarter:
 
 
 def _split(command: str) -> tuple[str, ...]:
-    import shlex
-
     try:
         return tuple(shlex.split(command))
     except ValueError as error:
