@@ -78,7 +78,7 @@ class ContainerdEngine:
         plan = replace(self._removal(edits, names, active, config.version), restores=True)
         if self._judge is not None:
             try:
-                self._judge.staged(containerd_check.laid_over(self.host, config.files, plan))
+                self._judge.staged(containerd_check.laid_over(self.host, config.files, plan.edits))
             except ValidationError as error:
                 note = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
                 removal = self.plan_removal(UnwantedConfig(names), active)

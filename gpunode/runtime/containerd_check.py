@@ -12,6 +12,7 @@ from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
+from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, decode, refuse_untrusted
@@ -72,7 +73,7 @@ def check(
     """
     judge = Judge(host, daemon.binary or "containerd", config.path)
     try:
-        merged = judge.staged(laid_over(host, config.files, plan))
+        merged = judge.staged(laid_over(host, config.files, plan.edits))
     except ValidationError:
         if config.exists:
             judge.refuse_as_it_is()
@@ -94,10 +95,10 @@ def _removed_config(before: Tree, merged: Tree) -> DesiredConfig:
     return DesiredConfig(tuple(Handler(name, "") for name in lost), set_as_default=default, cdi=True)
 
 
-def laid_over(host: Host, files: Iterable[str], plan: Plan) -> dict[str, str | None]:
-    """Texts of containerd's files once the plan is carried out, in the order of reading."""
+def laid_over(host: Host, files: Iterable[str], edits: Iterable[FileEdit]) -> dict[str, str | None]:
+    """Texts of containerd's files once the edits are carried out, in the order of reading."""
     after = {name: host.read_bytes(name) for name in files}
-    after |= {edit.path: edit.after for edit in plan.edits if edit.path.endswith(".toml")}
+    after |= {edit.path: edit.after for edit in edits if edit.path.endswith(".toml")}
     return {name: None if data is None else decode(data, name) for name, data in after.items()}
 
 

@@ -162,9 +162,7 @@ def validate(
         )
     judge = containerd_check.Judge(host, daemon.binary, config.path)
     before = judge.in_force(exists=config.exists)
-    texts: dict[str, str | None] = {name: decode(host.read_bytes(name), name) for name in config.files}
-    texts |= {edit.path: None if edit.after is None else decode(edit.after, edit.path) for edit in rendered}
-    merged = judge.staged(texts)
+    merged = judge.staged(containerd_check.laid_over(host, config.files, rendered))
     if expected is not None:
         containerd_check.must_have(merged, expected, config.path)
         if before is not None and not expected.replace:  # what a copy hid becomes active
