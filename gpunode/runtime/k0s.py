@@ -13,10 +13,8 @@ from functools import cached_property
 
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig
-from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_MARK, k0s_manages
 from gpunode.facts.toml import dig, parse_toml
-from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered
 from gpunode.runtime.containerd import ContainerdEngine
@@ -31,16 +29,8 @@ _CRI_FILE = "containerd-cri.toml"  # the file into which k0s up to 1.35 merges d
 
 
 @dataclass(frozen=True)
-class K0sEngine:
+class K0sEngine(rendered.DistributionEngine):
     """The containerd of a k0s node."""
-
-    host: Host
-    daemon: Daemon
-
-    @property
-    def program(self) -> str:
-        """containerd needs an absolute path."""
-        return rendered.PROGRAM
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """A drop-in that k0s applies, or the file itself if the administrator manages it."""
@@ -77,10 +67,6 @@ class K0sEngine:
         if merged is not None:
             edits = tuple(self._merged(merged, edit, expected) for edit in plan.edits)
         return rendered.validate(self.host, self.daemon, config, edits, expected)
-
-    def query(self) -> Active:
-        """The status of the CRI at its socket."""
-        return rendered.query(self.host, self.daemon)
 
     @cached_property
     def _managed(self) -> bool:

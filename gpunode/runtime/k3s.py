@@ -284,11 +284,8 @@ class K3sFiles:
 
 
 @dataclass(frozen=True)
-class K3sEngine:
+class K3sEngine(distributions.DistributionEngine):
     """The containerd of a k3s or rke2 node."""
-
-    host: Host
-    daemon: Daemon
 
     @property
     def program(self) -> str:
@@ -363,10 +360,6 @@ class K3sEngine:
             edits += (FileEdit(config.path, config.main_text.encode(), text.encode()),)
         programs = tuple(Handler(name, program) for name, program in self._files.found.items())
         return distributions.validate(self.host, self.daemon, config, edits, expected, programs)
-
-    def query(self) -> Active:
-        """The status of the CRI at its socket."""
-        return distributions.query(self.host, self.daemon)
 
     @cached_property
     def _files(self) -> K3sFiles:

@@ -11,8 +11,6 @@ from functools import cached_property
 
 from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import ContainerdConfig
-from gpunode.facts.daemons import Daemon
-from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
@@ -31,16 +29,8 @@ _VALUES = {
 
 
 @dataclass(frozen=True)
-class Microk8sEngine:
+class Microk8sEngine(distributions.DistributionEngine):
     """The containerd of a microk8s node."""
-
-    host: Host
-    daemon: Daemon
-
-    @property
-    def program(self) -> str:
-        """containerd needs an absolute path."""
-        return distributions.PROGRAM
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Add the runtime to the template."""
@@ -71,10 +61,6 @@ class Microk8sEngine:
             if edit.path == self._config.path
         )
         return distributions.validate(self.host, self.daemon, now, rendered, expected)
-
-    def query(self) -> Active:
-        """The status of the CRI at its socket."""
-        return distributions.query(self.host, self.daemon)
 
     @cached_property
     def _config(self) -> ContainerdConfig:

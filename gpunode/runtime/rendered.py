@@ -6,7 +6,7 @@ None of their rendered files is ever edited; each distribution has its own place
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpunode.facts.containerd import ContainerdConfig, load_config, merge
 from gpunode.facts.daemons import Daemon
@@ -26,9 +26,21 @@ DROP_IN_NAME = "99-nvidia.toml"
 MERGES_DEEPLY = (2,)  # the first containerd that merges a drop-in key by key
 
 
-def query(host: Host, daemon: Daemon) -> Active:
-    """The status of the CRI at the distribution's socket; `DaemonError` if it doesn't answer."""
-    return ContainerdEngine(host, daemon).query()
+@dataclass(frozen=True)
+class DistributionEngine:
+    """The common part of the engines: a distribution's containerd."""
+
+    host: Host
+    daemon: Daemon
+
+    @property
+    def program(self) -> str:
+        """containerd needs an absolute path."""
+        return PROGRAM
+
+    def query(self) -> Active:
+        """The status of the CRI at the distribution's socket; `DaemonError` if it doesn't answer."""
+        return ContainerdEngine(self.host, self.daemon).query()
 
 
 def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
