@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
+from gpunode.daemons.grpc_client import CallError, open_channel, recalled, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.output.typed import as_dict, as_text, from_plain, plain
@@ -244,11 +244,8 @@ class CriContainer:
 def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriContainer, ...]:
     """Every running container of this engine, in its order; `DaemonError` if it doesn't report them."""
     if not host.live:
-        seen = host.recorded("daemons", socket)
-        listed = seen.get("containers") if isinstance(seen, dict) else None
-        if not isinstance(listed, list):
-            raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
-        return tuple(from_plain(CriContainer, entry, lenient=True) for entry in listed)
+        recorded = recalled(host, socket, "containers", list)
+        return tuple(from_plain(CriContainer, container, lenient=True) for container in recorded)
     from gpunode.daemons.proto import cri_pb2 as pb
 
     running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))

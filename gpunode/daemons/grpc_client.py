@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpunode.errors import DaemonError
 from gpunode.host import Host
+from gpunode.output.typed import as_dict
 
 if TYPE_CHECKING:
     import grpc
@@ -51,6 +53,14 @@ def open_channel(host: Host, socket: str) -> Iterator[grpc.Channel]:
         )
         with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
             yield channel
+
+
+def recalled(host: Host, socket: str, what: str, kind: type) -> Any:
+    """A daemon's answer on a recorded machine (docs/recorded-machines.md). `DaemonError` without one."""
+    answer = as_dict(host.recorded("daemons", socket)).get(what)
+    if not isinstance(answer, kind):
+        raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
+    return answer
 
 
 def unary_call(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpunode.daemons.grpc_client import MALFORMED, CallError, open_channel, unary_call
+from gpunode.daemons.grpc_client import MALFORMED, CallError, open_channel, recalled, unary_call
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.output.typed import as_strings, from_plain
@@ -44,7 +44,7 @@ def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, .
     `DaemonError` says why it is unknown: no socket, no permission, no listener, no answer in time.
     """
     if not host.live:
-        pods = _recalled(host, socket, "pods")
+        pods = recalled(host, socket, "pods", list)
         return tuple(from_plain(Holding, holding, lenient=True) for holding in pods)
     from gpunode.daemons.proto import podresources_pb2 as pb
 
@@ -62,7 +62,7 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
     feature gate KubeletPodResourcesGetAllocatable off).
     """
     if not host.live:
-        return {name: as_strings(ids) for name, ids in _recalled(host, socket, "allocatable").items()}
+        return {name: as_strings(ids) for name, ids in recalled(host, socket, "allocatable", dict).items()}
     from gpunode.daemons.proto import podresources_pb2 as pb
 
     request = pb.AllocatableResourcesRequest()
@@ -72,15 +72,6 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
     devices = _by_resource(answer.devices)
     host.heard("daemons", socket, {"allocatable": {name: list(ids) for name, ids in devices.items()}})
     return devices
-
-
-def _recalled(host: Host, socket: str, what: str) -> Any:
-    """The recorded answer of the kubelet on a recorded machine (docs/recorded-machines.md)."""
-    seen = host.recorded("daemons", socket)
-    answer = seen.get(what) if isinstance(seen, dict) else None
-    if not isinstance(answer, list if what == "pods" else dict):
-        raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
-    return answer
 
 
 def _as_recorded(holding: Holding) -> dict[str, Any]:
