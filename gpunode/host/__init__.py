@@ -17,7 +17,7 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -341,12 +341,10 @@ class Host(ReadingHost):
             return False
         return os.geteuid() not in (directory.st_uid, os.fstat(place.descriptor).st_uid)
 
-    @contextmanager
-    def _held(self, path: str, *, follow: bool = False, make: int = 0) -> Iterator[Place]:
+    def _held(self, path: str, *, follow: bool = False, make: int = 0) -> AbstractContextManager[Place]:
         """The place where `path` is changed; see `trust.held`."""
         whole = str(Path(path).absolute()) if self.live else path
-        with trust.held(str(self.root), whole, follow=follow, live=self.live, make=make) as place:
-            yield place
+        return trust.held(str(self.root), whole, follow=follow, live=self.live, make=make)
 
     def make_dirs(self, path: str, mode: int = 0o755) -> None:
         """Make `path` with this mode, its missing parents with 0755; existing ones stay as they are.

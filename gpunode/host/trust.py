@@ -23,7 +23,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from gpunode.errors import PreconditionError
@@ -128,8 +128,7 @@ def advice(reason: str) -> str:
 # --- writing --------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> Iterator[Place]:
+def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> AbstractContextManager[Place]:
     """The place to write to; see `walk`.
 
     `PreconditionError` for a path through another user's symlink. A link at the end is followed only with
@@ -151,8 +150,7 @@ def held(root: str, path: str, *, follow: bool, live: bool, make: int = 0) -> It
             )
         return True
 
-    with walk(root, path, check, make) as place:
-        yield place
+    return walk(root, path, check, make)
 
 
 def is_shared(directory: os.stat_result) -> bool:
