@@ -79,9 +79,14 @@ def run_on(
     """Run the program; `start` is when the request came, on the host's monotonic clock."""
     # an image is removed with all its names
     cri = engine.cri
-    sandboxes, image_names = partial(cri_pods.labelled_sandboxes, cri, OURS), partial(cri_pods.image_names, cri)
-    remove_sandbox, remove_image = partial(cri_pods.remove_sandbox, cri), partial(cri_pods.remove_image, cri)
-    remove_leftovers(host, progress, sandboxes, remove_sandbox, image_names, remove_image)
+    remove_leftovers(
+        host,
+        progress,
+        partial(cri_pods.labelled_sandboxes, cri, OURS),
+        partial(cri_pods.remove_sandbox, cri),
+        partial(cri_pods.image_names, cri),
+        partial(cri_pods.remove_image, cri),
+    )
     with ExitStack() as cleanup:
         token = new_token()
         images = _Images(host, engine, progress, cleanup, f"{maker(host)}-{token}")
