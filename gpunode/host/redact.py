@@ -137,9 +137,8 @@ def _in_lines() -> tuple[_Rule, ...]:
     header = rf"(?P<open>(?<![\w.\-?&])x-[a-z][\w-]{{0,60}}\\?[\"']?[ \t]*[:=][ \t]*){value}"
     cookie = r"((?<![\w.\-])(?:set-)?cookie2?:[ \t]*)[^\n\"']+"
     identified = r"\b(identified (?:with \w+ )?by (?:password )?)(?:'[^'\n]*'|\"[^\"\n]*\")"
-    words = (*_PROGRAM_WORDS, "exec", "command=", "cmd=", "_cmdline=", "args=", "opts=", "options=", "flags=")
     return (
-        (words, _COMMAND_LINE, flags, _command_line),
+        ((), _COMMAND_LINE, flags, _command_line),
         (
             ("environment=",),
             r"(?P<open>^[ \t]*Environment=)(?P<rest>.*)",
@@ -179,35 +178,6 @@ _CLIENTS = (
     r"|redis-cli|mongo\w*|psql|pg_\w+|influx|ipmitool|skopeo|htpasswd|openssl|vault|aws|restic|rclone|lftp"
     r"|(?:docker|podman|nerdctl|helm|oras|crane|buildah)[ \t]+(?:registry[ \t]+)?login"
     r"|sqlcmd|rabbitmqctl|snmp\w+|net[ \t]+use|mount\.cifs|xfreerdp|sshfs"
-)
-_PROGRAM_WORDS = (
-    *(
-        "curl",
-        "wget",
-        "mysql",
-        "mariadb",
-        "sshpass",
-        "smbclient",
-        "ldap",
-        "redis-cli",
-        "mongo",
-        "psql",
-        "pg_",
-    ),
-    *(
-        "influx",
-        "ipmitool",
-        "skopeo",
-        "htpasswd",
-        "openssl",
-        "vault",
-        "aws",
-        "restic",
-        "rclone",
-        "lftp",
-        "login",
-    ),
-    *("sqlcmd", "rabbitmqctl", "snmp", "net use", "mount.cifs", "xfreerdp", "sshfs"),
 )
 # programs whose subcommands and arguments the doctor reads
 KNOWN_PROGRAM = (
