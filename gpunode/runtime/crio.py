@@ -57,7 +57,7 @@ from gpunode.runtime.engine import (
     refuse_untrusted,
     unchanged,
 )
-from gpunode.runtime.podman import hook_removals, injects_twice, reads_none
+from gpunode.runtime.podman import Draft, hook_removals, injects_twice, reads_none
 from gpunode.runtime.toolkit_file import with_settings
 from gpunode.runtime.trees import Mutation, Tree, in_turn, prune, same
 
@@ -149,15 +149,6 @@ class State:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """New text of every file to change, None for one to remove, and notes for the user."""
-
-    texts: Mapping[str, str | None]
-    notes: tuple[str, ...] = ()
-    previous_default: str = ""
-
-
-@dataclass(frozen=True)
 class _Work:
     """The new files, changed step by step."""
 
@@ -216,7 +207,7 @@ def configured(state: State, desired: DesiredConfig) -> Draft:
         _put(work, handler.name, table)
     _carry_over(work, desired)
     previous = _set_default(work, desired)
-    return Draft(work.texts(), tuple(work.notes), previous)
+    return Draft(work.texts(), previous, tuple(work.notes))
 
 
 def _leftovers(state: State) -> tuple[CrioFile, ...]:

@@ -27,10 +27,11 @@ DROP_IN = f"{DROP_INS}/99-nvidia.conf"
 
 @dataclass(frozen=True)
 class Draft:
-    """New text of every file to change, None for one to remove."""
+    """New text of every file to change, None for one to remove, and notes for the user."""
 
     texts: Mapping[str, str | None]
     previous_default: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str) -> Draft:
