@@ -10,7 +10,7 @@ all. A restart leaves containers running, because their parent is conmon.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
