@@ -478,8 +478,10 @@ def test_rollback_with_an_empty_journal_refers_to_reset_and_no_list(tmp_path: Pa
     ran = gpunode("rollback", "--dry-run", "--root", str(tmp_path))
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
-        "error: nothing to roll back: /var/lib/gpunode/journal has no entries\n"
-        "hint: no change was recorded here; look for other traces of gpunode: gpunode reset --dry-run\n"
+        f"error: nothing to roll back: /var/lib/gpunode/journal has no entries (under --root {tmp_path})
+"
+        "hint: no change was recorded here; look for other traces of gpunode: gpunode reset --dry-run
+"
     )
 
 
@@ -573,3 +575,13 @@ def test_closed_stream_is_not_an_error_and_no_file_gets_the_output(
     done = subprocess.run(line, capture_output=True, env=clean_environment(), text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert (done.stdout == "") == (">&-" in closed.split())
+
+
+def test_error_names_the_root_of_its_path(tmp_path: Path) -> None:
+    config = "/etc/nvidia-container-runtime/config.toml"
+    (tmp_path / config[1:]).parent.mkdir(parents=True)
+    (tmp_path / config[1:]).write_text("a = [")
+    show = ("--root", str(tmp_path), "toolkit", "config", "get")
+    assert gpunode(*show).err.startswith(f"error: {config}:1:1: invalid value (under --root {tmp_path})\n")
+    typed = gpunode(*show, "--config", config)  # as the user named it
+    assert typed.err.startswith(f"error: {config}:1:1: invalid value\n")

@@ -262,8 +262,8 @@ def configure_runtime(
 ) -> Result:
     """Register the nvidia runtime with a container engine. The engine is restarted or reloaded;
     a failure is rolled back.
-    Needs root, except with --dry-run and for the user's own rootless engine.
-    gpunode asks before it stops running containers.
+    Needs root, except with --dry-run and for the user's own rootless engine. Running
+    containers are stopped only after you confirm it, or with --yes.
 
     gpunode configure-runtime --runtime containerd --dry-run
 

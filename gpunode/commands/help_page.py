@@ -250,7 +250,7 @@ def record(option: Any, ctx: Any) -> tuple[str, str] | None:
         return names, extra
     # a default in words is in parentheses
     notes = [re.sub(r"^default: \((.*)\)$", r"default: \1", part) for part in extra[:-1].split("; ")]
-    silent = ("default: false", "default: 0", "default: ")
+    silent = ("default: false", "default: none", "default: 0", "default: ")
     visible = [part for part in notes if part.startswith(("default: ", "required")) and part not in silent]
     if not visible:
         return names, text

@@ -97,8 +97,8 @@ def rollback(
 ) -> Result:
     """Restore the files of a journal entry. The engine is then restarted or reloaded.
 
-    Needs root, except for a change of the user's own rootless engine.
-    gpunode asks before it stops running containers.
+    Needs root, except for a change of the user's own rootless engine. Running containers
+    are stopped only after you confirm it, or with --yes.
 
     sudo gpunode rollback
 

@@ -46,6 +46,8 @@ may run gpunode), and what the stub libraries of the tests read in our process."
 HELD = (signal.SIGHUP, signal.SIGUSR1)
 """Blocked since the process started (__main__.py): they must not end a service before it has its handlers."""
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_PATH = re.compile(r"(?<![\w.:/-])/[a-z]+/[\w./@-]*\w")
+"""An absolute path in a message."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +374,7 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
                 f"--root {root} is a file, and a support bundle can only be looked at",
                 hint=f"gpunode doctor --root {root}",
             )
-        with unpacked(root) as machine:
+        with unpacked(root) as machine, _named_in_errors(root):
             yield machine
         return
     if not is_directory:
@@ -380,7 +382,24 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
             f"--root {root} is not a directory",
             hint="give the directory that holds etc, sys and proc, or a bundle of gpunode report",
         )
-    yield root
+    with _named_in_errors(root):
+        yield root
+
+
+@contextmanager
+def _named_in_errors(root: Path) -> Iterator[None]:
+    """Add the root to an error that names a file, because the file is below it. A path of the command line
+    stays as it was typed; it may be of this machine."""
+    from gpunode.errors import GpunodeError
+
+    try:
+        yield
+    except GpunodeError as error:
+        typed = " ".join(sys.argv[1:])
+        paths = [path for path in _PATH.findall(error.message) if path not in typed]
+        if root != Path("/") and paths and str(root) not in error.message:
+            error.message += f" (under --root {root})"
+        raise
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from gpunode.cli import app
+from gpunode.cli import COMMANDS, app
 from tests.cli import gpunode
 
 
@@ -92,3 +92,10 @@ def test_variable_of_verbose_takes_the_words_of_a_flag(value: str) -> None:
 def test_duration_without_a_unit_is_in_seconds(duration: str) -> None:
     held = gpunode("plugin", "check-config", "--simulate", "h100:1", "--health-hold-down", duration)
     assert re.search(r"^--health-hold-down +90s ", held.out, re.M), held.err
+
+
+def test_help_environment_lists_commands_in_the_order_of_the_first_page() -> None:
+    headings = re.findall(r"^(\w.+):$", gpunode("help", "environment").out, re.M)
+    assert headings[0] == "Every command" and len(headings) == len(set(headings))
+    commands = list(dict.fromkeys(heading.split()[1] for heading in headings[1:]))
+    assert commands == [name for name in COMMANDS if name in commands]
