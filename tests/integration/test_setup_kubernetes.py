@@ -185,14 +185,16 @@ def test_failed_registration_and_ctrl_c_leave_no_plugin(node: KubernetesNode, ap
 
 
 def test_daemon_set_is_rolled_back_if_its_pod_does_not_start(node: KubernetesNode, api: ApiServer) -> None:
-    planned = setup(node, "--plugin", "daemonset", "--dry-run")
-    assert "no registry has the image gpunode:" in planned.document["messages"][0]
     options = ("--plugin", "daemonset", "--image", "registry.test/gpunode:1")
     none = setup(node, *options, "--wait", "1")
     assert none.code == 4, none.err
     assert states(none)["node-label"] == "done"
     assert "no pod of the DaemonSet was made" in none.document["errors"][0]["message"]
     assert kinds(api) == {"RuntimeClass"}
+    planned = setup(node, "--plugin", "daemonset", "--dry-run").document
+    assert any("no registry has the image gpunode:" in message for message in planned["messages"])
+    without_image = setup(node, "--plugin", "daemonset", "--wait", "1")
+    assert without_image.code == 4 and "no registry has the image gpunode:" in without_image.err
 
     # replaces the DaemonSet's controller and the pod that the kubelet then starts
     serve = f"{node.place}/venv/bin/python -m gpunode plugin serve"
