@@ -83,9 +83,8 @@ def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
     return printed(objects, tuple(messages))
 
 
-def listed_words(flag: str, values: Sequence[str], allowed: Collection[str], command: str) -> tuple[str, ...]:
-    """The words of an option that is repeated, or has them separated by commas. `UsageError` for others."""
-    words = tuple(word.strip() for value in values for word in value.split(","))
+def checked_words(flag: str, words: Sequence[str], allowed: Collection[str], command: str) -> tuple[str, ...]:
+    """The words of an option. `UsageError` for one that is not allowed."""
     unknown = [word for word in words if word not in allowed]
     if unknown:
         from gpunode.plugin.config.values import nearest
@@ -95,7 +94,7 @@ def listed_words(flag: str, values: Sequence[str], allowed: Collection[str], com
             f"{flag}: {unknown[0]!r} is not one of {', '.join(allowed)}",
             hint=f"did you mean {near}?" if near else f"see {command} --help",
         )
-    return words
+    return tuple(words)
 
 
 def vector_add_pod(
@@ -124,14 +123,13 @@ def printed(objects: Objects, messages: tuple[str, ...] = (), comments: tuple[st
 # --- what the API server would refuse -------------------------------------------------------------------
 
 
-def handlers(name: str, also: str) -> tuple[str, ...]:
+def handlers(name: str, also: Sequence[str]) -> tuple[str, ...]:
     """The handler `name` and those of the variants `also`. `UsageError` for an invalid name or variant."""
-    variants = tuple(filter(None, (part.strip() for part in also.split(","))))
-    unknown = [variant for variant in variants if variant not in VARIANTS]
+    unknown = [variant for variant in also if variant not in VARIANTS]
     if unknown:
         raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
     checked_name(name, "a RuntimeClass's handler")
-    return tuple(dict.fromkeys((name, *(f"nvidia-{variant}" for variant in variants))))
+    return tuple(dict.fromkeys((name, *(f"nvidia-{variant}" for variant in also))))
 
 
 def checked_name(name: str, kind: str) -> str:
@@ -505,7 +503,7 @@ def manifests_all(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=listed_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests all"),
+        labels=checked_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests all"),
     )
     return everything(desired, node, taint, test_image, resource)
 
@@ -525,20 +523,20 @@ def manifests_runtime_class(
     session: Session,
     nvidia_runtime_name: NameOption = "nvidia",
     also: Annotated[
-        str,
+        Strings,
         typer.Option(
             "--also",
-            metavar="VARIANTS",
-            help="Also print variants: cdi, legacy or cdi,legacy.",
-            autocompletion=one_of("cdi", "legacy", comma=True),
+            metavar=f"{'|'.join(VARIANTS)},...",
+            help="Also print nvidia-cdi or nvidia-legacy.",
+            autocompletion=one_of(*VARIANTS, comma=True),
         ),
-    ] = "",
+    ] = None,
 ) -> Result:
     """Print RuntimeClass objects. Pods use them to select the nvidia runtime.
 
     gpunode manifests runtime-class --also cdi | kubectl apply -f -
     """
-    names = handlers(nvidia_runtime_name, also)
+    names = handlers(nvidia_runtime_name, also or ())
     return printed(tuple(runtime_class(name) for name in names))
 
 
@@ -579,7 +577,7 @@ def manifests_daemon_set(
         kubelet_root=kubelet_root,
         metrics_port=metrics_port,
         pull_secret=image_pull_secret,
-        labels=listed_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests daemon-set"),
+        labels=checked_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests daemon-set"),
     )
     return run_plugin(desired)
 
@@ -620,8 +618,8 @@ def manifests_rbac(
 
     gpunode manifests rbac --for verify,advertise
     """
-    listed = listed_words("--for", uses or ("plugin",), USES, "gpunode manifests rbac")
-    return rbac(namespace, listed, name)
+    checked = checked_words("--for", uses or ("plugin",), USES, "gpunode manifests rbac")
+    return rbac(namespace, checked, name)
 
 
 @verb(manifests_app, "vector-add", "Manifests")

@@ -51,7 +51,7 @@ def test_an_option_for_several_values_is_recognized_by_its_placeholder(path: tup
     takes_many = {
         option.name: str(option.metavar)
         for option in options_of(path)
-        if option.param_type_name == "option" and option.multiple and path[0] != "manifests"
+        if option.param_type_name == "option" and option.multiple
     }
     assert [name for name, placeholder in takes_many.items() if ",..." not in placeholder] == []
 

@@ -384,6 +384,7 @@ def test_image_without_registry_is_never_pulled() -> None:
     [
         (("daemon-set", "--labels", "node,file"), ("daemon-set", "--labels", "node", "--labels", "file")),
         (("rbac", "--for", "verify,mig"), ("rbac", "--for", "verify", "--for", "mig")),
+        (("runtime-class", "--also", "cdi,legacy"), ("runtime-class", "--also", "cdi", "--also", "legacy")),
         (("daemon-set", "--mig", "mixed"), ("daemon-set", "--mig-strategy", "mixed")),
     ],
     ids=lambda argv: " ".join(argv),
