@@ -320,8 +320,8 @@ def verify(
 ) -> Result:
     """Run a CUDA program on every GPU and check the result. MIG devices are included.
 
-    With --on kubernetes, NVIDIA's sample runs in a pod on one GPU of this node. With an engine it needs root, or
-    the right to use the engine's socket.
+    With --on kubernetes, NVIDIA's sample runs in a pod on one GPU of this node. With an engine it needs root,
+    or the right to use the engine's socket.
 
     gpunode verify
 
