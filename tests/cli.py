@@ -25,7 +25,7 @@ from gpunode.output.result import API_VERSION
 from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
-    from tests.integration.forked_cli import ForkedCli
+    from tests.integration.forked_cli import ForkedCli, Started
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -140,6 +140,15 @@ def fresh_gpunode(
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def start_gpunode(*argv: str, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes] | Started:
+    """Start gpunode in this environment, for tests that do something while it runs, and then end it. Its
+    stderr is appended to `log`."""
+    with log.open("ab") as stderr:
+        if _at_start(env) == _at_start(_FIRST):
+            return _forked().start(env, *argv, log=log)
+        return subprocess.Popen(command(*argv), env=env, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ import atexit
 import gc
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any
@@ -30,6 +32,8 @@ from tests.cli import REPOSITORY, Ran, clean_environment
 from tests.waiting import PATIENCE
 
 SECONDS = PATIENCE
+_DESCRIPTORS = 64
+"""More than the process has open; a run gets none of them but the standard streams."""
 LIBRARIES = ("grpc", "rich.table", "tomlkit", "yaml", "httpx2", "lightkube")
 """Of others, and slow to import. No more than imported: gRPC's threads come with a child's first channel. The
 last ones are an extra's, which may not be there."""
@@ -108,7 +112,20 @@ class ForkedCli:
         """
         return self._order({"program": argv, "env": dict(env), "seconds": seconds})
 
+    def start(self, environ: Mapping[str, str], *argv: str, log: Path) -> Started:
+        """A gpunode that continues. Its stderr is appended to `log`."""
+        order = {"argv": argv, "whole": dict(environ), "directory": os.getcwd(), "log": str(log)}
+        return Started(self, self._answer(order)["pid"])
+
+    def reap(self, pid: int) -> int:
+        """Exit code of a started process that has ended."""
+        code: int = self._answer({"reap": pid})["code"]
+        return code
+
     def _order(self, what: Mapping[str, Any]) -> Ran:
+        return Ran(**self._answer(what))
+
+    def _answer(self, what: Mapping[str, Any]) -> dict[str, Any]:
         order = json.dumps(what)
         with self._lock:
             assert self._server.stdin is not None and self._server.stdout is not None
@@ -116,7 +133,43 @@ class ForkedCli:
             self._server.stdin.flush()
             answer = self._server.stdout.readline()
         assert answer, "the process that runs gpunode has ended"
-        return Ran(**json.loads(answer))
+        loaded: dict[str, Any] = json.loads(answer)
+        return loaded
+
+
+class Started:
+    """A gpunode that `ForkedCli.start` has started, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, cli: ForkedCli, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._cli = cli
+        self._handle = os.pidfd_open(pid)  # readable once the process has ended
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            poller = select.poll()
+            poller.register(self._handle, select.POLLIN)
+            if not poller.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("gpunode", timeout or 0)
+            os.close(self._handle)
+            self.returncode = self._cli.reap(self.pid)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _serve() -> None:
@@ -132,9 +185,18 @@ def _serve() -> None:
     orders, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for order in orders:
-        what = json.loads(order)
-        answers.write(json.dumps(_program(what) if "program" in what else _fork(what)) + "\n")
+        answers.write(json.dumps(_obey(json.loads(order))) + "\n")
         answers.flush()
+
+
+def _obey(order: dict[str, Any]) -> dict[str, Any]:
+    if "program" in order:
+        return _program(order)
+    if "log" in order:
+        return {"pid": _start(order)}
+    if "reap" in order:
+        return {"code": os.waitstatus_to_exitcode(os.waitpid(order["reap"], 0)[1])}
+    return _fork(order)
 
 
 def _program(order: dict[str, Any]) -> dict[str, Any]:
@@ -163,14 +225,22 @@ def _fork(order: dict[str, Any]) -> dict[str, Any]:
     return {"code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1]}
 
 
+def _start(order: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        _child(order, [os.open(path, os.O_WRONLY | os.O_APPEND) for path in (os.devnull, order["log"])])
+    return pid
+
+
 def _child(order: dict[str, Any], streams: list[int]) -> None:
     """Never returns; SIGALRM ends a run that hangs."""
-    from gpunode.cli import main
+    from gpunode.__main__ import main
 
-    signal.setitimer(signal.ITIMER_REAL, order["seconds"])
+    signal.setitimer(signal.ITIMER_REAL, order.get("seconds", 0))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in zip((1, 2), streams, strict=True):
         os.dup2(stream, number)
+    os.closerange(3, _DESCRIPTORS)
     os.chdir(order.get("directory", "."))
     stub = {name: value for name, value in os.environ.items() if name == SCENARIO_VARIABLE}
     environ = order["whole"] if "whole" in order else clean_environment({**stub, **order["env"]})

@@ -11,6 +11,9 @@ import pytest
 from fixtures.scenario import machine
 from tests import cli
 from tests.gpu_node import NodeMaker, make_node
+from tests.integration.forked_cli import Started
+from tests.memory import temporary
+from tests.waiting import PATIENCE, eventually, has_ended
 
 __all__ = ["make_node"]
 
@@ -63,3 +66,19 @@ def test_variables_read_at_interpreter_start_use_a_new_process(
 ) -> None:
     monkeypatch.setattr(cli, "_forked", lambda space: pytest.fail("forked"))
     assert cli.gpunode("--version", env={variable: "/nonexistent"}).code == 0
+
+
+@pytest.mark.parametrize("variables", [{}, {"TZ": "UTC"}], ids=["forked", "new interpreter"])
+def test_started_run_continues_until_a_signal(variables: dict[str, str]) -> None:
+    with temporary("gp-") as place:
+        log, words = place / "log", ("--root", str(place), "plugin", "serve", "--kubelet-socket=")
+        environ = cli.clean_environment(variables)
+        process = cli.start_gpunode(*words, "--simulate", "h100:1", env=environ, log=log)
+        assert isinstance(process, Started) == (variables == {})
+        assert eventually(lambda: "serving" in log.read_text()), log.read_text()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0)
+        assert process.poll() is None
+        process.terminate()
+        assert (process.wait(PATIENCE), process.returncode, process.poll()) == (0, 0, 0)
+        assert has_ended(process.pid) and "msg=stopped" in log.read_text()

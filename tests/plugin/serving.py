@@ -15,39 +15,40 @@ from gpunode.host import Host
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.cli import start_gpunode
+from tests.integration.forked_cli import Started
 from tests.plugin.nodes import eventually
 
 DIRECTORY = "/dp"
 
 
 class Serving:
-    """One running process. `arguments` follow ``plugin serve``; with a root it uses that one."""
+    """One running process. `arguments` follow ``plugin serve``; with a root it uses that one. `program` is
+    what Python runs instead of gpunode."""
 
     def __init__(
         self,
         directory: Path,
         arguments: Iterable[str],
         root: Path | None = None,
-        program: tuple[str, ...] = ("-m", "gpunode"),
+        program: tuple[str, ...] = (),
     ) -> None:
         self.place = directory
         self.directory = (root or directory) / "dp"
         seen = DIRECTORY if root else str(directory / "dp")
         self.state = str(directory / "state")
-        before = [
-            sys.executable,
-            *program,
-            *(["--root", str(root)] if root else []),
-            "plugin",
-            "serve",
-        ]
+        before = [*(["--root", str(root)] if root else []), "plugin", "serve"]
         own = ["--kubelet-socket", f"{seen}/kubelet.sock", "--state-dir", "/state" if root else self.state]
         self.log_path = directory / "log"
         env = {**os.environ, "GPUNODE_OUTPUT": "json"}
-        with self.log_path.open("a") as log:
-            self.process = subprocess.Popen(
-                [*before, *own, *arguments], env=env, stderr=log, stdout=subprocess.DEVNULL
-            )
+        words = [*before, *own, *arguments]
+        self.process: subprocess.Popen[bytes] | Started
+        if program:
+            with self.log_path.open("a") as log:
+                argv = [sys.executable, *program, *words]
+                self.process = subprocess.Popen(argv, env=env, stderr=log, stdout=subprocess.DEVNULL)
+        else:
+            self.process = start_gpunode(*words, env=env, log=self.log_path)
 
     def log(self) -> str:
         return self.log_path.read_text()
@@ -85,9 +86,9 @@ Start = Callable[..., Serving]
 
 @contextmanager
 def kubelet(
-    scratch: Path, root: Path | None = None, program: tuple[str, ...] = ("-m", "gpunode")
+    scratch: Path, root: Path | None = None, program: tuple[str, ...] = ()
 ) -> Iterator[tuple[KubeletStub, Start]]:
-    """A kubelet, and a function that starts plugins with it; all of them end. Python runs `program`."""
+    """A kubelet, and a function that starts plugins with it; all of them end. `program` replaces gpunode."""
     directory = DIRECTORY if root else str(scratch / "dp")
     stub = KubeletStub(Host(root, {}) if root else Host(), directory)
     stub.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.make import label
 from gpunode.plugin.logfmt import open_log
 from gpunode.plugin.nvidia import platform
-from tests.cli import clean_environment
+from tests.cli import clean_environment, start_gpunode
 from tests.plugin.nodes import eventually
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
@@ -34,12 +33,8 @@ class Kept:
         self.file = place / "features.d/gfd"
         self.log_path = place / "log"
         env = clean_environment({**node.env, "GFD_OUTPUT_FILE": str(self.file), **environ})
-        command = [sys.executable, "-m", "gpunode", *argv, "--rediscover-seconds", "0.5"]
-        if argv[0] == "labels":
-            command = command[:-2]
-            env["GPUNODE_PLUGIN_SERVE_REDISCOVER_SECONDS"] = "0.5"
-        with self.log_path.open("w") as log:
-            self.process = subprocess.Popen(command, env=env, stderr=log, stdout=subprocess.DEVNULL)
+        env["GPUNODE_PLUGIN_SERVE_REDISCOVER_SECONDS"] = "0.5"
+        self.process = start_gpunode(*argv, env=env, log=self.log_path)
 
     def labels(self) -> dict[str, str]:
         if not self.file.exists():
