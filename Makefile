@@ -5,7 +5,7 @@ DOCKER ?= docker
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gpunode/__init__.py)
 BUNDLE := gpunode-$(VERSION)-linux-x86_64
 
-.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots constraints dist image clean help
+.PHONY: demo test test-all bench bench-plugin lint format corpus docs screenshots constraints dist bundle image clean help
 
 demo: ## run the whole program on a simulated node; changes nothing on this machine
 	@scripts/make-venv
@@ -61,9 +61,11 @@ dist: ## build wheel, sdist, deb, rpm, offline bundle and Ansible collection in 
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/build_packages.py
 
-image: ## build the container image gpunode:VERSION from the bundle; DOCKER=podman, BUILD='--build-arg BASE=IMAGE'
+bundle: ## build the offline bundle in dist/
 	@scripts/make-venv dev
 	$(VENV)/bin/python scripts/build_packages.py bundle
+
+image: bundle ## build the container image gpunode:VERSION from the bundle; DOCKER=podman, BUILD='--build-arg BASE=IMAGE'
 	tar -C dist -xzf dist/$(BUNDLE).tar.gz
 	$(DOCKER) build --tag gpunode:$(VERSION) $(BUILD) dist/$(BUNDLE)
 	rm -r dist/$(BUNDLE)

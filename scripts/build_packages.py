@@ -1,7 +1,7 @@
 """Distribution of gpunode: wheel and sdist, .deb, .rpm, offline bundle, Ansible collection, all into dist/.
 
-``python scripts/build_packages.py [--output DIR] [KIND...]`` with the kinds python, deb, rpm, bundle
-and ansible; without one, all of them.
+``python scripts/build_packages.py [--output DIR] [--version VERSION]... [KIND...]`` with the kinds python,
+deb, rpm, bundle and ansible; without one, all of them.
 
 The packages and the bundle hold the same tree, /opt/gpunode: the libraries for each supported Python, those
 that are the same for all in lib/shared. packaging/choose-python makes it a virtual environment of the
@@ -280,7 +280,7 @@ def deb(root: Path, output: Path, version: str) -> Path:
     for name, text in scripts.items():
         write(root / f"DEBIAN/{name}", text, 0o755)
     package = output / f"gpunode_{version}_amd64.deb"
-    run("dpkg-deb", "--root-owner-group", "-Zxz", "-z3", "--build", root, package)
+    run("dpkg-deb", "--root-owner-group", "-Zxz", "-z1", "--build", root, package)
     shutil.rmtree(root / "DEBIAN")
     return package
 
@@ -400,9 +400,9 @@ def collection(output: Path) -> Path:
     return output / f"gpunode-node-{__version__}.tar.gz"
 
 
-def build(kinds: Iterable[str], output: Path, *versions: str) -> list[Path]:
-    """Files made in `output`, which is created. `versions` are those of the packages, else gpunode's own: a
-    test of upgrades needs two."""
+def build(kinds: Iterable[str], output: Path, versions: Iterable[str] = ()) -> list[Path]:
+    """Files made in `output`, which is created. `versions` are those of the deb and the rpm, else gpunode's
+    own: a test of upgrades needs two."""
     output.mkdir(parents=True, exist_ok=True)
     artifacts: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
@@ -414,11 +414,12 @@ def build(kinds: Iterable[str], output: Path, *versions: str) -> list[Path]:
             artifacts.append(collection(output))
         if set(kinds) & {"deb", "rpm", "bundle"}:
             root = directory / "root"
-            opt_tree(root, wheel(directory / "wheel"))
+            built = next(output.glob(f"gpunode-{__version__}-*.whl"), None) if "python" in kinds else None
+            opt_tree(root, built or wheel(directory / "wheel"))
             if "bundle" in kinds:
                 artifacts.append(bundle(root, output, __version__))
             system_tree(root)
-            for version in versions or (__version__,):
+            for version in tuple(versions) or (__version__,):
                 artifacts += [deb(root, output, version)] if "deb" in kinds else []
                 artifacts += [rpm(root, output, version)] if "rpm" in kinds else []
     return artifacts
@@ -428,9 +429,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--output", type=Path, default=REPOSITORY / "dist")
+    parser.add_argument("--version", action="append", help="of the deb and the rpm; can be repeated")
     options = parser.parse_args()
     os.umask(0o022)
-    for path in build(options.kinds or KINDS, options.output.resolve()):
+    for path in build(options.kinds or KINDS, options.output.resolve(), options.version or ()):
         print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
     return 0
 

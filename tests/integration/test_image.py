@@ -6,7 +6,6 @@ the runtime of NVIDIA are stand-ins of gpunode.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -33,10 +32,12 @@ from gpunode import __version__
 from gpunode.host import Host
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import REPOSITORY, gpunode
+from tests.dist import BUNDLE, dist, fresh_checkout
 from tests.integration.conftest import refuse_for, require
 from tests.integration.verify_support import UUIDS, GpuNode, gpu_node
 from tests.waiting import PATIENCE, eventually
 
+__all__ = ["dist"]
 pytestmark = [
     pytest.mark.xdist_group("image"),
     pytest.mark.full,
@@ -44,7 +45,6 @@ pytestmark = [
     pytest.mark.containers,
 ]
 BASE, IMAGE = "gpunode.test/python:1", f"gpunode:{__version__}"
-BUNDLE = f"gpunode-{__version__}-linux-x86_64"
 LIMIT = 120_000_000
 """Bytes of all layers, the base's included, not compressed."""
 SECONDS = 600.0
@@ -97,24 +97,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> GpuNode:
     return gpu_node(tmp_path_factory.mktemp("gpus"))
 
 
-def fresh_checkout(place: Path) -> Path:
-    """A copy of this checkout's files without anything that was built in it."""
-    listed = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    done = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    for name in filter(None, done.stdout.split("\0")):
-        if (REPOSITORY / name).exists():  # else it is deleted and not committed
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, place / name, follow_symlinks=False)
-    return place
-
-
-def virtual_environment() -> str:
-    """The one of these tests if `make` would use it as it is, else the name of one that `make` creates."""
-    files = [(REPOSITORY / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    digest = hashlib.sha256(b"".join(files)).hexdigest()[:16]
-    return sys.prefix if (Path(sys.prefix) / f".gpunode-{digest}-dev").exists() else ".venv"
-
-
 @pytest.fixture(scope="module")
 def daemon(node: GpuNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     """A daemon with the base of the image."""
@@ -129,17 +111,18 @@ def daemon(node: GpuNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def checkout(daemon: Docker, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `make image` has made the image."""
+def checkout(daemon: Docker, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `make image` has made the image, from a bundle that exists."""
     place = fresh_checkout(tmp_path_factory.mktemp("checkout"))
+    (place / "dist").mkdir()
+    shutil.copy(dist / f"{BUNDLE}.tar.gz", place / "dist")
     variables = {
-        "VENV": virtual_environment(),
         "DOCKER": " ".join(daemon.program),
         "BUILD": f"--network=none --build-arg BASE={BASE}",
     }
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
-        ["make", "image", *(f"{name}={value}" for name, value in variables.items())],
+        ["make", "--old-file=bundle", "image", *(f"{name}={value}" for name, value in variables.items())],
         cwd=place,
         env={**ours, **daemon.env},
         capture_output=True,

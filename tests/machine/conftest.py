@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from fixtures.debian_base import PYTHONS, base, missing_programs
-from fixtures.newer_engines import Unavailable, alone
+from fixtures.newer_engines import Unavailable
 from fixtures.stubs import have_compiler
-from gpunode import __version__
-from scripts.build_packages import build
+from tests.dist import dist
 from tests.integration.conftest import refuse_for
 from tests.machine.booted import Machine
 from tests.machine.readme import install_commands
 
-NEXT = f"{__version__}+upgrade"
+__all__ = ["dist"]
 SUITES = os.environ.get("GPUNODE_TEST_SUITES", " ".join(PYTHONS)).split()
 
 
@@ -49,29 +48,12 @@ def suite(request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The deb and, where rpmbuild is installed, the rpm in two versions, and the bundle.
-
-    The first test process that needs them builds them for all.
-    """
-    process = tmp_path_factory.getbasetemp()
-    run = process.parent if "PYTEST_XDIST_WORKER" in os.environ else process
-    output = run / "dist"
-    kinds = ("deb", "rpm", "bundle") if shutil.which("rpmbuild") else ("deb", "bundle")
-    with alone("dist"):
-        if not output.exists():
-            build(kinds, run / "dist.new", __version__, NEXT)
-            (run / "dist.new").rename(output)
-    return output
-
-
 @pytest.fixture(scope="module")
 def bare(suite: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A booted machine with the driver and the engines, without gpunode."""
     machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"bare-{suite}"))
     machine.prepare()
-    shutil.copytree(dist, machine.shared / "dist")
+    shutil.copytree(dist, machine.shared / "dist", copy_function=os.link)
     try:
         machine.boot()
         machine.sh("useradd --create-home ada")

@@ -18,11 +18,11 @@ import pytest
 
 from fixtures.api_server import ApiServer, Listening, kubeconfig, make_certificates
 from gpunode import __version__
-from scripts.build_packages import wheel
 from tests.ansible.controller import require_ansible
 from tests.cli import Ran
+from tests.dist import BUNDLE, NEXT
 from tests.machine.booted import SCENARIO, SHARED, apt
-from tests.machine.conftest import NEXT, SUITES
+from tests.machine.conftest import SUITES
 from tests.machine.fleet import NAMES, Fleet, booted_fleet, changes, recap
 from tests.machine.test_kubernetes import UNIT, becomes, node_with_kubelet
 from tests.waiting import eventually
@@ -263,18 +263,17 @@ def is_installed_once(fleet: Fleet, package: Path, variables: dict[str, object])
 
 
 def test_bundle_and_wheel_are_installed_once_and_not_over_each_other(
-    fleet: Fleet, variables: dict[str, object], dist: Path, tmp_path: Path
+    fleet: Fleet, variables: dict[str, object], dist: Path
 ) -> None:
     node2 = fleet.machines["node2"]
     apt(node2, "purge", "gpunode")
-    name = f"gpunode-{__version__}-linux-x86_64"
-    bundle, wheel_file = dist / f"{name}.tar.gz", wheel(tmp_path)
+    bundle, wheel_file = dist / f"{BUNDLE}.tar.gz", dist / f"gpunode-{__version__}-py3-none-any.whl"
     is_installed_once(fleet, bundle, variables)
     assert node2.show(UNIT)["LoadState"] == "loaded"
     refused = play_package(fleet, wheel_file, variables | {"gpu_node_version": "9"})
     assert "/opt/gpunode exists and was not installed from a wheel; hint: " in refused.out + refused.err
     shutil.copy(bundle, node2.shared)
-    node2.sh(f"cd /tmp && tar -xzf {SHARED}/{bundle.name} && {name}/install.sh --remove")
+    node2.sh(f"cd /tmp && tar -xzf {SHARED}/{bundle.name} && {BUNDLE}/install.sh --remove")
     is_installed_once(fleet, wheel_file, variables)
     node2.sh("rm -r /opt/gpunode /usr/local/bin/gpunode")
 

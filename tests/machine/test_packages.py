@@ -13,8 +13,8 @@ from fixtures.debian_base import PYTHONS, base
 from fixtures.stubs import SCENARIO_IN_CONTAINER
 from gpunode import __version__
 from scripts.build_packages import deb, rpm, system_tree, write
+from tests.dist import NEXT
 from tests.machine.booted import PACKAGES, Machine, apt
-from tests.machine.conftest import NEXT
 from tests.machine.test_kubernetes import UNIT, becomes, changes, node_with_kubelet
 
 
