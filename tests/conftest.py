@@ -27,12 +27,36 @@ settings.register_profile("new each time", derandomize=False, deadline=None, sup
 settings.load_profile("new each time" if os.environ.get("GPUNODE_TEST_NEW_EXAMPLES") else "reproducible")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--first-parameters",
+        action="store_true",
+        help="run each parametrized test with its first parameters only: what a test reads from this machine"
+        " depends on its code",
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups first, and of those the booted machines: one process runs a group, which may take minutes."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Groups first, because one process runs a group, and the longest groups before the others."""
     items.sort(key=_place)
+    if config.getoption("--first-parameters"):
+        first: dict[str, pytest.Item] = {}
+        for item in items:
+            first.setdefault(item.nodeid.partition("[")[0], item)
+        kept = list(first.values())
+        config.hook.pytest_deselected(items=[*set(items).difference(kept)])
+        items[:] = kept
 
 
-def _place(item: pytest.Item) -> tuple[bool, bool]:
+_LONGEST = ("test_fleet", "installed", "hostile_users", "soak")
+"""Groups that take minutes, by a part of their names. The first one builds the packages; those that are not
+listed would wait for them."""
+
+
+def _place(item: pytest.Item) -> int:
     group = item.get_closest_marker("xdist_group")
-    return group is None, group is not None and not group.args[0].startswith("machine-")
+    if group is None:
+        return len(_LONGEST) + 2
+    longest = [number for number, name in enumerate(_LONGEST) if name in group.args[0]]
+    return longest[0] if longest else len(_LONGEST) + (not group.args[0].startswith("machine-"))

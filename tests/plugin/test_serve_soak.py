@@ -36,6 +36,7 @@ GPUS = 8
 APPLICATION_XIDS = (13, 31, 43, 45)  # of these a GPU must stay healthy
 CONTAINED = 94  # a contained memory error: cleared when its program ends
 pytestmark = [
+    pytest.mark.xdist_group("soak"),
     pytest.mark.full,
     pytest.mark.skipif(not have_compiler(), reason="gcc is not installed"),
 ]
