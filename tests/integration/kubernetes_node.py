@@ -23,7 +23,7 @@ from fixtures.stubs import SCENARIO_IN_CONTAINER, build
 from tests.cli import REPOSITORY, Ran
 from tests.integration import driver_namespace
 from tests.integration.conftest import refuse_for
-from tests.integration.forked_cli import ForkedCli
+from tests.integration.forked_cli import ForkedCli, every_module
 from tests.integration.verify_support import GPUS
 
 UNIT = "gpunode-device-plugin.service"
@@ -185,7 +185,8 @@ def kubernetes_node(place: Path, name: str) -> Iterator[KubernetesNode]:
     problem = driver_namespace.problem(prefix)
     refuse_for([f"a mount namespace with overlayfs ({problem})"] if problem else [])
     # a service can't see a Python in a home directory, so this one is in another path on the node
-    with ForkedCli((*prefix, "sh", "-c", _BOOT, "sh", str(place), sys.base_prefix)) as cli:
+    boot = (*prefix, "sh", "-c", _BOOT, "sh", str(place), sys.base_prefix)
+    with ForkedCli(boot, modules=every_module()) as cli:
         node = KubernetesNode(place, cli)
         node.sh(f"{place}/bin/containerd-again")
         node.sh(_START_KUBELET.format(place=place, path=":".join((str(REPOSITORY), *site.getsitepackages()))))

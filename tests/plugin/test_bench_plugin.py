@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.stubs import have_compiler
+from fixtures.stubs import build, have_compiler
 from tests.plugin.nodes import eventually
 
 pytestmark = pytest.mark.full
@@ -51,6 +51,8 @@ def test_every_row_is_measured_for_both_plugins() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_benchmark_leaves_no_plugin_behind(number: signal.Signals, short: Path) -> None:
     environ = {**os.environ, "TMPDIR": str(short)}
+    stubs = build().parent  # else they are compiled there again
+    (short / stubs.name).symlink_to(stubs)
     started = subprocess.Popen(
         [sys.executable, "-m", "scripts.bench_plugin", *SMALL],
         env=environ,
