@@ -234,6 +234,7 @@ def cdi_duplicate(node: Node) -> Verdict:
         names = sorted(set(first.names) & set(second.names))
         if names and rank(first) == rank(second):
             extra = first if "nvidia.yaml" in second.path else second
+            why = "Engines reject a device that two files in one directory define, as a conflict."
             return judge(node)(
                 f"{first.path} and {second.path} define the same GPUs, so engines use neither",
                 *(
@@ -244,15 +245,15 @@ def cdi_duplicate(node: Node) -> Verdict:
                     f"mv {extra.path} {extra.path}.disabled",
                     note="If the file comes back, stop the program that writes it",
                 ),
+                why=why,
             )
     for spec in specs:
         above = hidden_by(tuple(specs), spec)
         if above is not None and (above.devices, above.edits) != (spec.devices, spec.edits):
             fix = Fix(f"mv {spec.path} {spec.path}.disabled")
             evidence = (seen(spec.path, "overridden"), seen(above.path, "the file that engines use"))
-            return warn(
-                f"{spec.path} is overridden by {above.path}, which has different contents", *evidence, fix=fix
-            )
+            what = f"{spec.path} is overridden by {above.path}, which has different contents"
+            return warn(what, *evidence, fix=fix, why="A file in /var/run/cdi overrides one in /etc/cdi.")
     return ok("no device is defined differently in two CDI specifications")
 
 
@@ -428,7 +429,9 @@ def cdi_spec_missing(node: Node) -> Verdict:
         return skip("no CDI specification for GPUs exists, and no engine here needs one")
     unit = node.units.get(_SERVICE)
     failed = [seen(_SERVICE, str(unit))] if unit and unit.active == "failed" else []
-    return fail("no CDI specification for GPUs exists", *users, seen(_DIRECTORIES, "none"), *failed)
+    only = "Podman gives" if users[0].source == "podman" else "In the toolkit's mode cdi, the runtime gives"
+    why = f"{only} GPUs to containers only through such a file: 'unresolvable CDI devices'."
+    return fail("no CDI specification for GPUs exists", *users, seen(_DIRECTORIES, "none"), *failed, why=why)
 
 
 def _own_kind(node: Node) -> bool:

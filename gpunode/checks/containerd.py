@@ -12,7 +12,7 @@ from gpunode.checks.docker import line_of
 from gpunode.checks.finding import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES, Evidence, Fix
 from gpunode.checks.fixes import everywhere, per_family, upgrade
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
-from gpunode.checks.units import seen_unit
+from gpunode.checks.units import seen_unit, start
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
@@ -118,7 +118,8 @@ def _refused_drop_in(node: Node, config: ContainerdConfig) -> Verdict | None:
         if k0s:
             again = again.after(fixes.restart_managed(runtime, daemon.unit).command)
         fix = again.after(f"mv {wrong} {wrong}.disabled")
-    return fail(f"{subject} refuses to load an imported file {kind} {config.path}", *evidence, fix=fix)
+    what = f"{subject} refuses to load an imported file {kind} {config.path}"
+    return fail(what, *evidence, fix=fix, why="containerd doesn't start until it accepts each imported file.")
 
 
 def _unreadable(node: Node, path: str, message: str) -> Verdict:
@@ -135,10 +136,9 @@ def _unreadable(node: Node, path: str, message: str) -> Verdict:
     process = node.containerd.process if node.containerd else None
     running = "still running, with the configuration that it loaded earlier" if process else "not running"
     state = seen(f"/proc/{process.pid}" if process else "/proc", f"containerd is {running}")
-    return replace(
-        fail("containerd's configuration can't be parsed", where, state, fix=edit(node, path, line, change)),
-        why="containerd doesn't start with a file that it can't parse.",
-    )
+    why = "containerd doesn't start with a file that it can't parse."
+    what, fix = "containerd's configuration can't be parsed", edit(node, path, line, change)
+    return fail(what, where, state, fix=fix, why=why)
 
 
 def _k0s_drop_ins(node: Node) -> dict[str, int]:
@@ -161,7 +161,8 @@ def _missing_import(node: Node, config: ContainerdConfig) -> Verdict | None:
     line = line_of(node.host.read_text(missing.importer) or "", missing.pattern)
     evidence = seen(missing.importer, f"imports {missing.pattern}", line)
     fix = edit(node, missing.importer, line, f'delete "{missing.pattern}" from imports')
-    return fail(f"containerd imports {missing.path}, which doesn't exist", evidence, fix=fix)
+    what = f"containerd imports {missing.path}, which doesn't exist"
+    return fail(what, evidence, fix=fix, why="containerd doesn't start without this file.")
 
 
 def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
@@ -177,6 +178,7 @@ def _too_new(node: Node, config: ContainerdConfig) -> Verdict | None:
         f"but containerd {_dotted(node)} accepts at most {newest}",
         seen(over[0], f"version = {config.versions[over[0]]}", line),
         fix=edit(node, over[0], line, _to_version(text, config.versions[over[0]], newest)),
+        why="containerd doesn't start with a file of a version that it doesn't support.",
     )
 
 
@@ -208,7 +210,8 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
         missing = f"version = {2 if 'grpc' in table.plugin else 3}"
         line, change = 1, f"add {missing} above all other settings"
         summary = f'containerd ignores "{table.plugin}" in {table.path}: the line {missing} is missing'
-    ignored = judge(summary, *evidence, fix=edit(node, table.path, line, change))
+    why = "The version decides under which names containerd looks for its plugins' tables; it ignores others."
+    ignored = judge(summary, *evidence, fix=edit(node, table.path, line, change), why=why)
     return replace(ignored, reboot=False)  # containerd starts with such a file as before
 
 
@@ -253,7 +256,8 @@ def judged(node: Node) -> ContainerdConfig | None:
 )
 def containerd_cri_disabled(node: Node) -> Verdict:
     """Without the CRI plugin the kubelet can't use containerd: it fails with 'unknown service
-    runtime.v1.RuntimeService'. The package containerd.io installs a file that disables the plugin.
+    runtime.v1.RuntimeService'. Docker's package containerd.io, for example, installs a file that disables the
+    plugin.
     """
     config = judged(node)
     if node.containerd is None or config is None:
@@ -331,19 +335,15 @@ def containerd_not_restarted(node: Node) -> Verdict:
 
 
 def _stopped(node: Node, daemon: Daemon, answer: Evidence) -> Verdict:
-    fix = _managed(node) or replace(
-        fixes.RESTART_CONTAINERD.other, command="systemctl start containerd", effect="starts containerd"
-    )
     evidence = [answer, *(() if daemon.manager else seen_unit(node, "containerd.service"))]
-    what = "containerd isn't running"
+    what, units = "containerd isn't running", ["containerd"]
     if node.kubelet is not None and node.kubelet.stopped:
         what = f"{what}, and the kubelet is stopped"
         evidence.append(seen("kubelet.service", "stopped"))
-        fix = replace(fix, note=_START_KUBELET)
-    return replace(
-        fail(what, *evidence, fix=fix),
-        why="Without containerd no pod or container can start. Those that run continue.",
-    )
+        units.append("kubelet")
+    fix = _managed(node) or start(*units)
+    why = "Without containerd no pod or container can start. Those that run continue."
+    return fail(what, *evidence, fix=fix, why=why)
 
 
 def _kubelet_runs(node: Node) -> bool:
@@ -371,11 +371,8 @@ def _silent(node: Node, socket: str) -> Verdict:
         node.cri  # noqa: B018 - read for its failure
     except DaemonError as error:
         if error.code == "timeout":
-            return fail(
-                "containerd is running, but its CRI doesn't answer",
-                seen(socket, error.message),
-                fix=_managed(node),
-            )
+            what, answer = "containerd is running, but its CRI doesn't answer", seen(socket, error.message)
+            return fail(what, answer, fix=_managed(node), why="Until it answers, no pod can start.")
         # before 1.6 the CRI served only v1alpha2, which looks the same to this client
         if error.code == "cri-disabled" and node.containerd and node.containerd.version >= (1, 6):
             return fail(
@@ -525,11 +522,13 @@ def containerd_runtime_binary(node: Node) -> Verdict:
             evidence = [_handlers_in_file(node, config, name, program)] if file == program else []
             suffix = "; it is the default, so no pod starts" if name == default else ""
             text = f'the binary of the handler "{name}" is missing{suffix}'
-            return fail(text, *evidence, answer, fix=configure(node))
+            why = "Each pod that uses this handler fails with 'no such file or directory'."
+            return fail(text, *evidence, answer, fix=configure(node), why=why)
         if dig(running, "containerd", "runtimes", name, "runtimeType") == "":
             answer = seen(f"CRI Status at {node.containerd.socket}", f"{name}: no runtimeType")
             text = f'the handler "{name}" has no runtime_type'
-            return fail(text, answer, fix=configure(node))
+            why = "Each pod that uses it fails with 'container.Runtime.Name must be set'."
+            return fail(text, answer, fix=configure(node), why=why)
     return (
         ok("the binaries of containerd's handlers exist")
         if names

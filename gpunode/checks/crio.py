@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
 from gpunode.checks.fixes import configure, edit_file, packages, restart, same, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
-from gpunode.checks.units import seen_unit
+from gpunode.checks.units import if_stopped_again, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
@@ -143,7 +144,9 @@ def crio_not_running(node: Node) -> Verdict:
         return skip(f"needs root to connect to {node.crio.socket}")
     restart = restart_crio(node.crio.unit)
     if state != "listening":
-        return _stopped(node, seen(node.crio.socket, state), restart)
+        starting = replace(restart, note=if_stopped_again("crio"))
+        stopped = _stopped(node, seen(node.crio.socket, state), starting)
+        return replace(stopped, fix=stopped.fix and replace(stopped.fix, effect="starts CRI-O"))
     try:
         running_runtime(node)
     except DaemonError as error:

@@ -400,13 +400,15 @@ def forward_compat_803_804(node: Node) -> Verdict:
         return ok(f"libcuda of cuda-compat has the driver's version, {library.version}", *evidence)
     if here < loaded:
         what = f"programs load libcuda {library.version} of cuda-compat, which is older than the driver"
-        return fail(f"{what}: error 803", *evidence, fix=_without(node, library))
+        why = "cuda-compat provides a newer libcuda for an older driver: it doesn't work with a newer driver."
+        return fail(f"{what}: error 803", *evidence, fix=_without(node, library), why=why)
     game = next((gpu.model for gpu in node.driver_gpus if "geforce" in gpu.model.lower()), "")
     if game:
         what = (
             f"programs load libcuda {library.version} of cuda-compat, which {game} doesn't support: error 804"
         )
-        return fail(what, *evidence, fix=_without(node, library))
+        why = "cuda-compat provides a newer libcuda for an older driver, but only of a data centre GPU."
+        return fail(what, *evidence, fix=_without(node, library), why=why)
     return ok(f"libcuda {library.version} of cuda-compat is newer than the driver", *evidence)
 
 

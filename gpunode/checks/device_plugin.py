@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from datetime import datetime
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.fixes import everywhere, set_plugin_variable
 from gpunode.checks.kubelet import RESTART_POD, has_own_plugin, restart_plugin
-from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Verdict, ago, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import tables
 from gpunode.facts.device_plugins import (
@@ -27,7 +28,7 @@ from gpunode.facts.gpu_use import dra_directory
 from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off, last_load, xid
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
-from gpunode.facts.toolkit import runtime_mode
+from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS, runtime_mode
 
 PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start
@@ -175,7 +176,7 @@ def plugin_not_registered(node: Node) -> Verdict:
     evidence = [seen(allocatable.source, f"no resource nvidia.com/...; the kubelet reports {others}")]
     failed = _last_failure(node)
     if failed is not None:
-        return _failing(*failed, *evidence)
+        return _failing(node, *failed, *evidence)
     for plugin in node.plugin_processes:
         evidence.append(
             seen(f"/proc/{plugin.process.pid}", f"{plugin.name} is running, but has not registered")
@@ -198,7 +199,7 @@ def _last_failure(node: Node) -> tuple[PluginLog, str] | None:
     )  # each line starts with its time
 
 
-def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
+def _failing(node: Node, log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
     text = _cause(_HEADER.sub("", message(line)).removesuffix('"'))
     summary = f"the device plugin fails: {text}"
     name = f"{log.namespace} {log.pod} --container {log.container}"
@@ -209,9 +210,9 @@ def _failing(log: PluginLog, line: str, *evidence: Evidence) -> Verdict:
         fix = Fix(
             'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
             needs_root=False,
-            note="Without this label the plugin uses its default configuration; or add the missing one",
+            note=f"Without it the plugin uses its default configuration. {fixes.THIS_NODE}",
         )
-    return fail(summary, seen(log.path, message(line)), *evidence, fix=fix)
+    return fail(summary, seen(log.path, f"{message(line)}{_age(node, line)}"), *evidence, fix=fix)
 
 
 def _cause(text: str) -> str:
@@ -251,8 +252,8 @@ _RESTART_POD = fixes.same(RESTART_POD)
     refs=_REFS,
 )
 def allocatable_zero(node: Node) -> Verdict:
-    """Pods that request GPUs stay pending: 'Insufficient nvidia.com/gpu'. A plugin that has marked a GPU
-    unhealthy, for example after an XID error, marks it healthy again only after a restart of the plugin.
+    """Pods that request more GPUs than the kubelet can allocate stay pending: 'Insufficient nvidia.com/gpu'.
+    NVIDIA's plugin marks a GPU unhealthy after some XID errors, and healthy again only when it restarts.
     """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
@@ -361,6 +362,7 @@ def _selects_gpus(node: Node) -> bool:
 
 
 _XID = re.compile(r"\bXid=(\d{1,4})\b")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ")
 
 
 def _last_words(node: Node) -> tuple[Evidence, ...]:
@@ -370,8 +372,18 @@ def _last_words(node: Node) -> tuple[Evidence, ...]:
         if lines:
             code = _XID.search(lines[-1])
             meaning = (seen(f"Xid={code[1]}", xid(int(code[1])).meaning or "unknown"),) if code else ()
-            return (seen(log.path, shown(lines[-1])), *meaning)
+            return (seen(log.path, f"{shown(lines[-1])}{_age(node, lines[-1])}"), *meaning)
     return ()
+
+
+def _age(node: Node, line: str) -> str:
+    """The age of a log line, by the time that the engine writes before it; empty without one."""
+    time = _TIME.match(line)
+    try:
+        logged = datetime.fromisoformat(f"{time[1]}{time[2].replace('Z', '+00:00')}") if time else None
+    except ValueError:
+        return ""
+    return f" ({ago(node.host.now() - logged.timestamp())})" if logged else ""
 
 
 @check(
@@ -400,7 +412,8 @@ def plugin_cannot_see_nvml(node: Node) -> Verdict:
         line = _nvml_error_line(log)
         if line is not None:
             evidence, fix = _handler(node, log)
-            return fail("the device plugin finds no GPUs", seen(log.path, shown(line)), *evidence, fix=fix)
+            last = seen(log.path, f"{shown(line)}{_age(node, line)}")
+            return fail("the device plugin finds no GPUs", last, *evidence, fix=fix)
     return ok("the device plugin's log shows no NVML errors")
 
 
@@ -447,8 +460,6 @@ def shown(line: str) -> str:
 
 _SETTLED_SECONDS = 90.0
 _ENVVAR, _MOUNTS, _CRI = "envvar", "volume-mounts", "cdi-cri"
-_BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-_BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 _STRATEGY = "DEVICE_LIST_STRATEGY"
 # prefixes of the resources of other vendors' plugins for NVIDIA GPUs
 _OTHER_BUILDS = (
@@ -461,6 +472,9 @@ _ONE_DRA = Fix(
     "--reuse-values --set resources.gpus.enabled=false",
     needs_root=False,
     disruptive="restart",
+    disturbs="restarts the DRA driver on all nodes of the cluster: running pods continue",
+    before="First decide which of the two allocates GPUs. This leaves them to the device plugin, on every "
+    "node of the cluster: new pods that claim GPUs through the DRA driver stay pending",
 )
 _NONE = "no device plugin for NVIDIA GPUs runs on this node"
 _HIDDEN = "needs root to read the device plugin's settings"
@@ -495,8 +509,8 @@ _PLUGIN_SETTINGS_REFS = (
     title="The engine supports the device plugin's device list strategy",
     looks_at=(
         "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
-        f"(containerd's release and CRI Status), the kubelet's release, and {_BY_ENVVAR} and "
-        f"{_BY_MOUNTS} in the toolkit's config.toml."
+        f"(containerd's release and CRI Status), the kubelet's release, and {BY_ENVVAR} and "
+        f"{BY_MOUNTS} in the toolkit's config.toml."
     ),
     remedy=fixes.same(fixes.configure("containerd", "--cdi")),
     classes=CLUSTER_NODES,
@@ -537,14 +551,15 @@ def _refused(node: Node, strategies: tuple[str, ...]) -> tuple[Evidence, Fix] | 
         return None
     if strategies[0] == _CRI:
         return _engine_refuses(node) or _kubelet_refuses(node)
-    key = {_ENVVAR: _BY_ENVVAR, _MOUNTS: _BY_MOUNTS}.get(strategies[0], "")
+    key = {_ENVVAR: BY_ENVVAR, _MOUNTS: BY_MOUNTS}.get(strategies[0], "")
     settings = node.toolkit_settings
     if not key or not node.toolkit.programs or settings.value(key) is not False:
         return None
-    allow = f"gpunode toolkit config set {_BY_MOUNTS}=true"
+    allow = f"gpunode toolkit config set {BY_MOUNTS}=true"
     fix = Fix(allow, disruptive="restart")
-    if key != _BY_MOUNTS:
-        fix = set_plugin_variable(f"{_STRATEGY}={_MOUNTS}").after(allow)
+    if key != BY_MOUNTS:
+        change = set_plugin_variable(f"{_STRATEGY}={_MOUNTS}").after(allow)
+        fix = replace(change, before=fixes.MOUNTS_EVERYWHERE)
     return seen(settings.path, f"{key} = false", settings.line(key)), fix
 
 

@@ -233,7 +233,8 @@ def change_mode(path: str) -> Fix | None:
     if not path.startswith("/etc/"):
         return None
     pattern = "s/NVreg_DeviceFileMode=[0-9]*/NVreg_DeviceFileMode=0666/"
-    return Fix(f"sed -i '{pattern}' {path}").then_reboot()
+    note = "After the reboot every user of this node can open the GPUs"
+    return Fix(f"sed -i '{pattern}' {path}", note=note).then_reboot()
 
 
 def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:

@@ -10,7 +10,7 @@ from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_DOCKER, RESTARTS_OTHER_DOCKER, Evidence, Fix
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, seen, skip, warn
-from gpunode.checks.units import after_reading_log, seen_unit
+from gpunode.checks.units import after_reading_log, if_stopped_again, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
@@ -222,7 +222,9 @@ def docker_config_invalid_json(node: Node) -> Verdict:
         judge = fail if docker_role(node).used else warn
         where = _position(error.message, path)
         change = fixes.syntax(node.host.read_text(path), where.line)
-        return judge(f"{path} can't be parsed", where, fix=_correct(node, node.docker, where.line, change))
+        fix = _correct(node, node.docker, where.line, change)
+        why = "" if node.docker.process else "Docker refuses the file and doesn't start with it."
+        return judge(f"{path} can't be parsed", where, fix=fix, why=why)
     return _unusual_text(node, node.docker) or ok(
         f"{path} can be parsed" if config else f"{path} doesn't exist or is empty, which is valid"
     )
@@ -248,7 +250,8 @@ def _unusual_text(node: Node, docker: Daemon) -> Verdict | None:
     except ConfigError as error:
         where = _position(error.message, path)
         fix = _correct(node, docker, where.line, "delete all but one of the duplicate keys")
-        return warn(f"{path} has a duplicate key: the last value takes effect", where, fix=fix)
+        what = f"{path} has a duplicate key: the last value takes effect"
+        return warn(what, where, fix=fix, why="Docker ignores the other values of this setting.")
     return None
 
 
@@ -328,7 +331,13 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     # a running dockerd started with the flag alone, so nothing changes for it
     fix = edit(node, node.docker, first[1], change, reload=True)
     summary = f"Docker's flags and {path} both set {', '.join(keys)}"
-    return judge(summary, *evidence, flags, fix=fix)
+    why = "dockerd doesn't start if a setting is both a flag and in the file, even with equal values."
+    return judge(summary, *evidence, flags, fix=fix, why=f"{why}{_until_restarted(node.docker)}")
+
+
+def _until_restarted(docker: Daemon) -> str:
+    running = " The running dockerd keeps the configuration that it loaded earlier."
+    return running if docker.process else ""
 
 
 def line_of(text: str, needle: str) -> int | None:
@@ -402,6 +411,7 @@ def _stopped(node: Node, docker: Daemon, evidence: Evidence) -> Verdict:
     fix = _restart(node, docker)
     if unit.file == "disabled":  # the next boot wouldn't start it either
         fix = replace(fix, command="systemctl enable --now docker")
+    fix = replace(fix, note=if_stopped_again(unit.name.removesuffix(".service")))
     return fail("Docker isn't running", evidence, *seen_unit(node, unit.name), fix=fix)
 
 
@@ -649,7 +659,8 @@ def docker_unknown_key(node: Node) -> Verdict:
     change = "; ".join(_renamed(key)[0] for key in keys)
     reload = all(_renamed(key)[1] in ("", *_RELOADED) for key in keys)
     fix = edit(node, node.docker, places[0].line, change, reload=reload)
-    return judge(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix)
+    why = f"dockerd doesn't start with an unknown setting.{_until_restarted(node.docker)}"
+    return judge(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix, why=why)
 
 
 def _renamed(key: str) -> tuple[str, str]:

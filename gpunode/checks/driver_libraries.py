@@ -385,6 +385,8 @@ def driver_upgrade_pending(node: Node) -> Verdict:
         *evidence,
         seen(stays.real, f"{stays.version} ({stays.soname})"),
         fix=driver_packages.before_reboot(driver_packages.reinstall_libraries(node)),
+        why="The GPUs work now. Libraries refuse a module of another version, so no GPU program can start "
+        "after the reboot.",
     )
 
 
@@ -417,11 +419,13 @@ def driver_too_old(node: Node) -> Verdict:
         return skip("the module's version is unknown")
     evidence = _version(node)
     if node.module is not None and numbers < MINIMUM:
-        return fail(
-            f"driver {version} is older than 384.81", evidence, fix=driver_packages.install_driver(node)
-        )
+        why = "CUDA 9, the container toolkit and device plugins need driver 384.81 or newer."
+        fix = driver_packages.install_driver(node)
+        return fail(f"driver {version} is older than 384.81", evidence, fix=fix, why=why)
     verdict = _judge(node, driver.TOO_NEW, "a driver of branch {0.min} or newer")
-    return verdict or ok(f"driver {version} is new enough", evidence)
+    if verdict is not None:
+        return replace(verdict, why="A driver doesn't support GPUs that are newer than itself.")
+    return ok(f"driver {version} is new enough", evidence)
 
 
 @check(
@@ -498,7 +502,13 @@ def kmod_flavour(node: Node) -> Verdict:
         return skip("neither the module nor modinfo reports whether it is the open one")
     kind = "open" if node.module_open else "proprietary"
     verdict = _judge(node, driver.FLAVOUR, "the {0.module} kernel module")
-    return verdict or ok(f"the {kind} kernel module supports these GPUs")
+    if verdict is not None:
+        return replace(verdict, why=_ONLY_PROPRIETARY if node.module_open else _ONLY_OPEN)
+    return ok(f"the {kind} kernel module supports these GPUs")
+
+
+_ONLY_OPEN = "Blackwell and Grace Hopper work only with the open module: the proprietary one ignores them."
+_ONLY_PROPRIETARY = "GPUs before Turing work only with the proprietary module: the open one ignores them."
 
 
 def _judge(node: Node, reason: str, needs: str) -> Verdict | None:

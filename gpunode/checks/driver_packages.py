@@ -227,26 +227,34 @@ def before_reboot(fix: Fix) -> Fix:
 def newer_for_kernel(node: Node, release: str) -> Fix:
     """A driver that supports a kernel; the node boots that kernel once it has the module, else the running
     one again."""
-    install = install_driver(node)
+    return with_module(node, install_driver(node), release)
+
+
+def with_module(node: Node, install: Fix, release: str) -> Fix:
+    """Reboot after an installation only if this kernel has a module."""
     command = f"{install.before_reboot or install.command} && modinfo -k {release} -F version nvidia"
     note = (
-        f"If modinfo prints no version, stop here: kernel {release} still has no module. "
+        f"If this fails or prints no version, don't reboot into kernel {release}: it still has no module. "
         f"{_keep_kernel(node, release)}"
     )
     return replace(install, command=command, note=note).then_reboot()
 
 
 def _keep_kernel(node: Node, release: str) -> str:
-    """What to do instead of a reboot into this kernel."""
+    """What to do instead of a reboot into this kernel: the running one has a module, or else a previous
+    one."""
+    keep, which = node.kernel, f"the running kernel {node.kernel}"
     if release == node.kernel:
-        return "Boot an older kernel instead"
+        built = (kernel.release for kernel in node.kernels if kernel.has_module)
+        keep = max(built, key=driver.version_key, default="")
+        if not keep:
+            return "Install an older kernel and boot that one"
+        which = f"kernel {keep}, which has one"
     if node.distribution.family == "rhel":
-        return (
-            f"To keep the running kernel at the next boot:\ngrubby --set-default=/boot/vmlinuz-{node.kernel}"
-        )
-    if node.distribution.family == "debian":
-        return f"To keep the running kernel at the next boot:\napt remove linux-image-{release}"
-    return "Don't boot it"
+        return f"To have the next boot start {which}:\ngrubby --set-default=/boot/vmlinuz-{keep}"
+    if node.distribution.family == "debian" and keep == node.kernel:
+        return f"To have the next boot start {which}:\napt remove linux-image-{release}"
+    return f"At the next boot, choose {which}, in the boot loader's menu"
 
 
 def build_module(node: Node, release: str, *, load: bool = True) -> Fix:

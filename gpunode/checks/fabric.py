@@ -147,7 +147,8 @@ MATCHING_MANAGER = fixes.per_family(
 START_MANAGER = fixes.same(_ENABLE)
 _LAYOUT = "/etc/gpunode-mig.yaml"
 KEEP_LAYOUT = fixes.everywhere(
-    f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist"
+    f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist",
+    note="This saves the present layout and has it applied at each boot. It changes no MIG device now",
 )
 MIXED_STRATEGY = replace(fixes.set_plugin_variable("MIG_STRATEGY=mixed"), needs_root=False)
 # the operator reverts changes of its own objects

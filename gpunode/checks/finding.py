@@ -37,7 +37,8 @@ class Fix:
     before the command, `note` what to know or to do beside it: one line of text, then one for each command.
 
     Not part of the JSON contract: `disturbs` is what the command restarts or replaces, one of the
-    texts below, and `before_reboot` the command without the reboot that ends it.
+    texts below, `before_reboot` the command without the reboot that ends it, and `then` the command that
+    `note` names, if it is a step of its own.
     """
 
     command: str
@@ -53,6 +54,7 @@ class Fix:
     before: str = ""
     disturbs: str = field(default="", metadata=INTERNAL)
     before_reboot: str = field(default="", metadata=INTERNAL)
+    then: Fix | None = field(default=None, metadata=INTERNAL)
 
     def after(self, command: str) -> Fix:
         """The same fix with another command before its own."""

@@ -22,6 +22,7 @@ from gpunode.facts.kernel_modules import (
     kernel_devel,
     linux_headers,
 )
+from gpunode.facts.toolkit import BY_MOUNTS
 from gpunode.host.redact import without_secrets
 
 EDITOR = "${EDITOR:-vi}"
@@ -319,6 +320,11 @@ RESTART_PLUGIN_POD = Fix(
 
 
 EVERY_NODE = "This changes the device plugin on every node of the cluster"
+MOUNTS_EVERYWHERE = (
+    f"{EVERY_NODE}. First run this on each of its other GPU nodes, where pods otherwise get no GPUs: gpunode "
+    f"toolkit config set {BY_MOUNTS}=true"
+)
+THIS_NODE = "Where kubectl runs elsewhere, write this node's name instead of $(uname -n)"
 
 
 def set_plugin_variable(setting: str) -> Fix:

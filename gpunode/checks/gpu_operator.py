@@ -98,6 +98,7 @@ def operator_validations(node: Node) -> Verdict:
         'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
         "drain",
         needs_root=False,
+        note=f"The operator removes its driver from this node, which then uses its own. {fixes.THIS_NODE}",
     ),
     blocked_by=("pci-no-gpu",),
     needs=("operator-driver",),

@@ -71,7 +71,7 @@ def pci_no_gpu(node: Node) -> Verdict:
         seen(f"{DEVICES}/{address}", "the audio function of a GPU") for address in lone_audio(node.host)
     ]
     if node.kind == VM:
-        return replace(fail("no NVIDIA GPU on the PCI bus", *evidence, fix=_rescan_vm(node)), why=_WHY_VM)
+        return fail("no NVIDIA GPU on the PCI bus", *evidence, fix=_rescan_vm(node), why=_WHY_VM)
     return fail("no NVIDIA GPU on the PCI bus", *evidence)
 
 

@@ -51,8 +51,8 @@ CLOCKS = fixes.same(
 NVLINKS = fixes.same(
     fixes.look(
         "nvidia-smi nvlink --status",
-        "Stop the GPU work and reset the GPU: nvidia-smi --gpu-reset. If a link stays down, check board and "
-        "bridge",
+        "End all work on the GPU and reset it; if a link stays down after that, check board and bridge:\n"
+        "nvidia-smi --gpu-reset -i GPU",
         needs_root=False,
     )
 )
@@ -69,9 +69,9 @@ ENVIRONMENT = everywhere("${EDITOR:-vi} /etc/environment")
 HOLDERS = fixes.same(
     fixes.look(
         "fuser -v /dev/nvidia*",
-        "End the processes that shouldn't use the GPU. If none is listed, stop the GPU work and reset "
-        "the GPU: "
-        "nvidia-smi --gpu-reset",
+        "End the processes that shouldn't use the GPU. If none is listed, end all work on the GPU and reset "
+        "it:\n"
+        "nvidia-smi --gpu-reset -i GPU",
     )
 )
 
@@ -106,8 +106,12 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
 SILENT = "NVML doesn't report the GPUs' condition"
 
 
+def name_of(gpu: Condition | Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.pci})" if gpu.pci else f"GPU {gpu.index}"
+
+
 def on_gpu(gpu: Condition | Gpu, value: object) -> Evidence:
-    return seen(f"NVML, GPU {gpu.index} ({gpu.pci})" if gpu.pci else f"NVML, GPU {gpu.index}", value)
+    return seen(f"NVML, {name_of(gpu)}", value)
 
 
 def gpus_where(node: Node, holds: Callable[[Condition], bool]) -> tuple[Condition, ...]:
@@ -125,14 +129,28 @@ def skip_unreported(node: Node, reports: Callable[[Condition], bool]) -> Verdict
     )
 
 
-def how_many(gpus: tuple[Condition, ...], node: Node) -> str:
-    return f"{len(gpus)} of {len(node.conditions)} GPUs"
+def which(gpus: tuple[Condition, ...], node: Node) -> str:
+    """One GPU by its name, several by their number."""
+    return name_of(gpus[0]) if len(gpus) == 1 else f"{len(gpus)} of {len(node.conditions)} GPUs"
 
 
 def reset_gpus(node: Node, gpus: tuple[Condition, ...]) -> Fix:
+    """Reset these GPUs. A Kubernetes node is drained first, which ends their work but that of DaemonSets."""
     inventory = node.nvml.inventory
     capability = inventory.gpus[0].compute_capability if inventory and inventory.gpus else ""
-    return reset_fix(gpus, capability)
+    fix = reset_fix(gpus, capability)
+    if fix.disruptive != "drain":
+        return fix
+    if node.kubelet is None:
+        return replace(fix, note="If some of it doesn't end, reboot: that resets the GPU as well")
+    return replace(fix, before="", note=_AFTER_DRAIN)
+
+
+_AFTER_DRAIN = (
+    "The drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, and the reset "
+    "fails while fuser -v /dev/nvidia* lists a process. If you can't end them, reboot: that resets the GPU "
+    "as well"
+)
 
 
 _NVML = (
@@ -171,7 +189,9 @@ def gpu_lost(node: Node) -> Verdict:
     logged = {line.address: line for line in reversed(_fallen(node)) if line.address not in answers}
     if lost or logged:
         count = max(len(lost), len(logged))
-        words = "1 GPU has" if count == 1 else f"{count} GPUs have"
+        names = [name_of(gpu) for gpu in gpus if gpu.error_code == GPU_IS_LOST]
+        names += [f"GPU {address}" for address in logged] or ["1 GPU"]
+        words = f"{names[0]} has" if count == 1 else f"{count} GPUs have"
         evidence = (*lost, *(seen(SOURCE, line.text) for line in logged.values()))
         return fail(f"{words} fallen off the bus", *evidence)
     return ok(f"all {len(gpus)} GPUs are on the bus") if gpus else skip(SILENT)
@@ -226,7 +246,7 @@ def gpu_reset_required(node: Node) -> Verdict:
     most = next((action for action in _FIRST if action in actions), "reset")
     evidence = [on_gpu(gpu, gpu.error or f"recovery action: {_action(gpu)}") for gpu in wanting]
     return fail(
-        f"the driver requests {_WORDS[most]} ({how_many(wanting, node)})",
+        f"{which(wanting, node)}: the driver requests {_WORDS[most]}",
         *evidence,
         fix=_ACTIONS.get(most) or reset_gpus(node, wanting),
     )
@@ -257,7 +277,7 @@ def inforom_corrupt(node: Node) -> Verdict:
     bad = gpus_where(node, lambda gpu: gpu.inforom_valid is False)
     if bad:
         evidence = [on_gpu(gpu, "the infoROM is corrupt (NVML 14)") for gpu in bad]
-        return warn(f"the infoROM of {how_many(bad, node)} is corrupt", *evidence)
+        return warn(f"the infoROM of {which(bad, node)} is corrupt", *evidence)
     return ok("the infoROMs are valid")
 
 
@@ -286,23 +306,30 @@ def ecc_uncorrectable(node: Node) -> Verdict:
     worn = gpus_where(node, lambda gpu: bool(gpu.sram_threshold_exceeded))
     if worn:
         evidence = [on_gpu(gpu, "more uncorrectable SRAM errors than NVIDIA's threshold") for gpu in worn]
-        return fail(f"{how_many(worn, node)} must be replaced", *evidence, fix=REPLACE_GPU)
+        why = "A reset doesn't repair the GPU's SRAM: its programs lose data until the GPU is replaced."
+        return fail(f"{which(worn, node)} must be replaced", *evidence, fix=REPLACE_GPU, why=why)
     now = gpus_where(node, lambda gpu: bool(gpu.reading.ecc_volatile))
     if now:
         evidence = [on_gpu(gpu, f"{gpu.reading.ecc_volatile} since the last reset") for gpu in now]
-        words = f"{how_many(now, node)} had uncorrectable memory errors since the last reset"
+        words = f"{which(now, node)} had uncorrectable memory errors since the last reset"
         # a driver that reports its recovery action (from 570 on) has handled these errors and keeps using the
         # GPU
         judge = warn if all(gpu.reading.recovery_action == "none" for gpu in now) else fail
-        return judge(words, *evidence, fix=reset_gpus(node, now))
+        return judge(words, *evidence, fix=reset_gpus(node, now), why=_LOST_DATA)
     skipped = skip_unreported(node, lambda gpu: gpu.reading.ecc_volatile is not None)
     if skipped:
         return skipped
     before = gpus_where(node, lambda gpu: bool(gpu.reading.ecc_aggregate))
     if before:
         evidence = [on_gpu(gpu, f"{gpu.reading.ecc_aggregate} in total, 0 since the reset") for gpu in before]
-        return note(f"{how_many(before, node)} had uncorrectable memory errors before", *evidence)
+        return note(f"{which(before, node)} had uncorrectable memory errors before", *evidence)
     return ok("no uncorrectable memory error")
+
+
+_LOST_DATA = (
+    "An uncorrectable error has destroyed a program's data. Until the GPU is reset, another program may get "
+    "the bad memory."
+)
 
 
 @check(
@@ -323,12 +350,13 @@ def row_remap_pending(node: Node) -> Verdict:
     if broken:
         evidence = [on_gpu(gpu, _state(gpu)) for gpu in broken]
         pronoun = "its" if len(broken) == 1 else "their"
-        words = f"{how_many(broken, node)} can't repair {pronoun} memory any more and must be replaced"
-        return fail(words, *evidence, fix=REPORT.other)
+        words = f"{which(broken, node)} can't repair {pronoun} memory any more and must be replaced"
+        why = "A program that uses the bad memory is killed or computes wrong results."
+        return fail(words, *evidence, fix=REPORT.other, why=why)
     waiting = gpus_where(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
     if waiting:
         evidence = [on_gpu(gpu, _state(gpu)) for gpu in waiting]
-        words = f"bad memory of {how_many(waiting, node)} stays in use until a reset"
+        words = f"bad memory of {which(waiting, node)} stays in use until a reset"
         return fail(words, *evidence, fix=reset_gpus(node, waiting))
     skipped = skip_unreported(
         node, lambda gpu: gpu.reading.remap_pending is not None or gpu.reading.retired_pending is not None
@@ -368,7 +396,7 @@ def channel_repair_pending(node: Node) -> Verdict:
     if waiting:
         evidence = [on_gpu(gpu, _repair(gpu)) for gpu in waiting]
         return fail(
-            f"a repair of {how_many(waiting, node)} is waiting for a reset",
+            f"a repair of {which(waiting, node)} is waiting for a reset",
             *evidence,
             fix=reset_gpus(node, waiting),
         )
@@ -406,7 +434,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
             for gpu in changed
         ]
         return warn(
-            f"an ECC mode change of {how_many(changed, node)} is waiting for a reset",
+            f"an ECC mode change of {which(changed, node)} is waiting for a reset",
             *evidence,
             fix=reset_gpus(node, changed),
         )
@@ -414,7 +442,7 @@ def ecc_mode_pending(node: Node) -> Verdict:
     if len(answer) > 1:
         off = gpus_where(node, lambda gpu: gpu.ecc_mode is False)
         evidence = [on_gpu(gpu, "ECC is off") for gpu in off]
-        return note(f"ECC is off on {how_many(off, node)} and on for the others", *evidence)
+        return note(f"ECC is off on {which(off, node)} and on for the others", *evidence)
     return skip_unreported(node, lambda gpu: gpu.ecc_mode is not None) or ok("no ECC mode change is pending")
 
 
@@ -455,7 +483,7 @@ def thermal_power_throttle(node: Node) -> Verdict:
     slowed = gpus_where(node, lambda gpu: bool(gpu.slowdowns) or _hot(gpu))
     if slowed:
         evidence = [on_gpu(gpu, _throttle_reasons(gpu)) for gpu in slowed]
-        return warn(f"heat or power throttles {how_many(slowed, node)}", *evidence)
+        return warn(f"heat or power throttles {which(slowed, node)}", *evidence)
     skipped = skip_unreported(node, lambda gpu: gpu.slowdowns is not None or gpu.temperature is not None)
     return skipped or ok("neither heat nor power throttles a GPU")
 
@@ -496,7 +524,7 @@ def power_cap_low(node: Node) -> Verdict:
             on_gpu(gpu, f"limit {_watts(gpu.power_limit)}, default {_watts(gpu.power_limit_default)}")
             for gpu in capped
         ]
-        return note(f"{how_many(capped, node)} with a lower power limit than the default", *evidence)
+        return note(f"{which(capped, node)}: a lower power limit than the default", *evidence)
     return skip_unreported(node, lambda gpu: gpu.power_limit is not None) or ok(
         "the power limits are the defaults"
     )
@@ -547,7 +575,15 @@ def nvlink_down(node: Node) -> Verdict:
         )
         for gpu, most in down
     ]
-    return warn(f"NVLinks of {len(down)} of {len(linked)} GPUs are down", *evidence)
+    gpus = tuple(gpu for gpu, _ in down)
+    fix = _with_reset(node, gpus, NVLINKS.other)
+    return warn(f"NVLinks of {which(gpus, node)} are down", *evidence, fix=fix)
+
+
+def _with_reset(node: Node, gpus: tuple[Condition, ...], fix: Fix) -> Fix:
+    """A command that only shows the cause, with the command that resets these GPUs in its note."""
+    text, _, _ = fix.note.partition("\n")
+    return replace(fix, note=f"{text}\n{reset_gpus(node, gpus).command}")
 
 
 def _kind(gpu: Condition, names: dict[str, str]) -> tuple[str, int]:
@@ -592,15 +628,25 @@ def compute_mode(node: Node) -> Verdict:
     if closed:
         judge = fail if len(closed) == len(node.conditions) else warn
         evidence = [on_gpu(gpu, "compute mode prohibited") for gpu in closed]
-        return judge(f"{how_many(closed, node)} accept no CUDA programs", *evidence, fix=_shared(closed))
+        verb = "accepts" if len(closed) == 1 else "accept"
+        what = f"{which(closed, node)} {verb} no CUDA programs"
+        why = "In compute mode prohibited a GPU refuses every CUDA program."
+        return judge(what, *evidence, fix=_shared(closed), why=why)
     alone = gpus_where(node, lambda gpu: gpu.compute_mode in ("exclusive-process", "exclusive-thread"))
     if alone and any(_MPS in (process.name, *process.argv[1:2]) for process in node.processes):
         return ok("the MPS daemon shares the GPUs")
     if alone:
         evidence = [on_gpu(gpu, f"compute mode {gpu.compute_mode}") for gpu in alone]
-        words = f"{how_many(alone, node)} accept only one program at a time"
-        return warn(words, *evidence, fix=_shared(alone))
+        verb = "accepts" if len(alone) == 1 else "accept"
+        words = f"{which(alone, node)} {verb} only one program at a time"
+        return warn(words, *evidence, fix=_shared(alone), why=_EXCLUSIVE)
     return ok("the GPUs accept every program")
+
+
+_EXCLUSIVE = (
+    "In an exclusive mode a GPU accepts one process at a time: a second container fails with error 46, 'all "
+    "CUDA-capable devices are busy or unavailable'."
+)
 
 
 def _shared(gpus: tuple[Condition, ...]) -> Fix:
@@ -635,7 +681,7 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
         return ok("the node's only GPU has a display attached and runs its desktop")
     evidence = [on_gpu(gpu, f"{name} uses it for graphics") for gpu, name in users]
     gpus = tuple({gpu.index: gpu for gpu, _ in users}.values())
-    return note(f"{how_many(gpus, node)} used by a desktop too", *evidence)
+    return note(f"{which(gpus, node)}: used by a desktop too", *evidence)
 
 
 @check(
@@ -664,7 +710,8 @@ def zombie_gpu_memory(node: Node) -> Verdict:
     if not orphaned:
         return ok("all GPU memory in use belongs to a process")
     evidence = [on_gpu(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
-    return warn(f"memory of {how_many(orphaned, node)} is in use, but by no process", *evidence)
+    fix = _with_reset(node, orphaned, HOLDERS.other)
+    return warn(f"memory of {which(orphaned, node)} is in use, but by no process", *evidence, fix=fix)
 
 
 def _owned(gpu: Condition) -> int | None:
@@ -728,4 +775,10 @@ def bad_cuda_env(node: Node) -> Verdict:
             if units
             else Fix(f"unset {names.replace(',', '')}", needs_root=False)
         )
-    return warn(f"a setting of the whole node {what} every CUDA program: {names}", *evidence, fix=fix)
+    why = (
+        "Every CUDA program of this node gets the variable and finds only the GPUs that it lists."
+        if hides
+        else ""
+    )
+    summary = f"a setting of the whole node {what} every CUDA program: {names}"
+    return warn(summary, *evidence, fix=fix, why=why)

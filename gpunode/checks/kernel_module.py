@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.cdi import cdi_lost_at_reboot, readers
@@ -218,7 +219,8 @@ def secureboot_unsigned(node: Node) -> Verdict:
     if not file.signer:
         signature = seen("modinfo -F signer nvidia", "(not signed)")
         fix = driver_packages.enrol_key(node, signed=False)
-        return fail("Secure Boot is on and the NVIDIA module isn't signed", state, signature, fix=fix)
+        unsigned = fail("Secure Boot is on and the NVIDIA module isn't signed", state, signature, fix=fix)
+        return replace(unsigned, reboot=False)  # no module is loaded that the next boot could reject
     signed = seen("modinfo -F signer nvidia", file.signer)
     if any(name in file.signer for name in _DISTRIBUTION_SIGNERS):
         return ok("Secure Boot is on and the distribution signed the module", signed)
@@ -234,12 +236,13 @@ def secureboot_unsigned(node: Node) -> Verdict:
             signed,
             fix=driver_packages.LIST_NEW_KEYS.other.then_reboot(),
         )
-    return fail(
+    unknown = fail(
         "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",
         state,
         signed,
         fix=driver_packages.enrol_key(node, signed=True),
     )
+    return replace(unknown, reboot=False)
 
 
 @check(

@@ -21,7 +21,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import seen_unit
+from gpunode.checks.units import seen_unit, start
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import kubelet
 from gpunode.facts.device_plugins import plugin_answers
@@ -36,6 +36,13 @@ from gpunode.facts.toolkit import runtime_mode
 from gpunode.output.result import many
 
 _ABSENT = "no kubelet is installed on this node"
+_SHOW_LOG = fixes.look(
+    "crictl ps --all --latest --quiet --name nvidia-device-plugin | "
+    "xargs --no-run-if-empty crictl logs --tail 20",
+    "Fix what the last lines name: the kubelet then starts the plugin again. If the command prints nothing, "
+    "this node has no container of NVIDIA's plugin; install one:\n"
+    "gpunode setup --kubernetes",
+)
 _PLUGINS = ("nvidia", "gpunode")
 _OUR_UNIT = "gpunode-device-plugin.service"
 
@@ -74,7 +81,8 @@ def kubelet_not_running(node: Node) -> Verdict:
     if kubelet.process is not None:
         if node.kubelet_silence:
             answer = seen(f"/proc/{kubelet.process.pid}", node.kubelet_silence)
-            return warn("the kubelet is running, but doesn't answer", answer, fix=_restart(kubelet))
+            why = "Until the kubelet answers, device plugins can't register GPUs. Running pods continue."
+            return warn("the kubelet is running, but doesn't answer", answer, fix=_restart(kubelet), why=why)
         return ok(
             "the kubelet is running", seen(f"/proc/{kubelet.process.pid}/cmdline", kubelet.process.name)
         )
@@ -86,15 +94,7 @@ def kubelet_not_running(node: Node) -> Verdict:
 
 
 def _start(kubelet: Kubelet) -> Fix | None:
-    if kubelet.unit is None:
-        return None
-    name = kubelet.unit.removesuffix(".service")
-    return Fix(
-        f"systemctl start {name}",
-        disruptive="restart",
-        effect=f"starts {name}",
-        note=f"If it stops again, its log has the reason:\njournalctl -b -u {name} -n 30 --no-pager",
-    )
+    return start(kubelet.unit.removesuffix(".service")) if kubelet.unit else None
 
 
 def _restart(kubelet: Kubelet) -> Fix | None:
@@ -144,7 +144,8 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     remedy=fixes.same(
         replace(
             fixes.RESTART_PLUGIN.other,
-            note=f"This is gpunode's own plugin. NVIDIA's runs in a pod:\n{fixes.RESTART_PLUGIN_POD.command}",
+            note="This is gpunode's own plugin. NVIDIA's runs in a pod, and its log says why it has exited:\n"
+            + _SHOW_LOG.command,
         )
     ),
     classes=CLUSTER_NODES,
@@ -183,9 +184,7 @@ def plugin_socket_dead(node: Node) -> Verdict:
             return note(
                 "a dead device plugin left its socket behind; the GPUs are allocated without it", *evidence
             )
-        return fail(
-            "a device plugin has exited and left its socket behind", *evidence, fix=restart_plugin(node)
-        )
+        return fail("a device plugin has exited and left its socket behind", *evidence, fix=_exited(node))
     return _silent(node, names) or ok(f"{many(len(names), 'device plugin socket')} answer")
 
 
@@ -195,7 +194,8 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
         path = f"{DEVICE_PLUGINS}/{name}"
         if node.host.socket_state(path) == "listening" and plugin_answers(node.host, path) is False:
             answer = seen(path, "no answer to GetDevicePluginOptions within 2 seconds")
-            return fail("a device plugin is running, but doesn't answer", answer, fix=restart_plugin(node))
+            what = "a device plugin is running, but doesn't answer"
+            return fail(what, answer, fix=restart_plugin(node), why="Pods that request GPUs can't start.")
     return None
 
 
@@ -223,6 +223,14 @@ def restart_plugin(node: Node) -> Fix:
     return Fix(command, needs_root=False, disruptive="restart", disturbs=RESTARTS_PLUGIN, note=note)
 
 
+def _exited(node: Node) -> Fix:
+    """The log of NVIDIA's plugin: a restart may end in the same error."""
+    fix = restart_plugin(node)
+    if "crictl" not in fix.command:
+        return fix
+    return replace(_SHOW_LOG, command=_SHOW_LOG.command.replace("crictl ", f"{_crictl(node)} "))
+
+
 def has_own_plugin(node: Node) -> bool:
     return read_unit(node.host, _OUR_UNIT) is not None
 
@@ -233,6 +241,7 @@ _PRUNE = everywhere(
     "crictl rmi --prune",
     note="It deletes images that no container uses. Pods that need one of them later pull it again",
 )
+_UNPACKING = "CUDA images take 5 to 25 GB: unpacking one fails with 'no space left on device'."
 _LARGE_IMAGE = 10 << 30  # CUDA images take 5 to 25 GB when unpacked
 _ROOTS = {
     "containerd": "/var/lib/containerd",
@@ -274,10 +283,11 @@ def disk_pressure(node: Node) -> Verdict:
         return fail("a disk is below the kubelet's limit: it evicts pods", *evicting, fix=_prune(node))
     full = [place for place in places if place.room.left < 64 << 20]
     if full:
-        return fail("a disk is full", *map(_disk_evidence, full), fix=_prune(node))
+        return fail("a disk is full", *map(_disk_evidence, full), fix=_prune(node), why=_UNPACKING)
     tight = [place for place in places if place.signal == "imagefs" and place.room.left < _LARGE_IMAGE]
     if tight:
-        return warn("not enough space for another CUDA image", *map(_disk_evidence, tight), fix=_prune(node))
+        what = "not enough space for another CUDA image"
+        return warn(what, *map(_disk_evidence, tight), fix=_prune(node), why=_UNPACKING)
     return ok("the disks have space for images and pods", *map(_disk_evidence, places))
 
 
@@ -354,7 +364,10 @@ def _size(number: int) -> str:
 
 def _prune(node: Node) -> Fix | None:
     if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
-        note = "It asks first, then deletes stopped containers, unused networks and images without a tag"
+        note = (
+            "It asks first, then deletes stopped containers, unused networks, images without a tag and the "
+            "unused build cache"
+        )
         return Fix("docker system prune", note=note)
     return replace(_PRUNE.other, command=f"{_crictl(node)} rmi --prune")
 
@@ -377,7 +390,7 @@ def _crictl(node: Node) -> str:
         r"swapoff --all && sed -i.bak '/\sswap\s/s/^/# /' /etc/fstab && systemctl restart kubelet",
         "restart",
         note="The second command keeps swap off after a reboot",
-        disturbs=RESTARTS_KUBELET,
+        effect="starts the kubelet",
     ),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu",),
@@ -455,8 +468,9 @@ def runtimeclass_missing(node: Node) -> Verdict:
     ]
     nvidia_names = [holding.name for holding in without if holding.handler.startswith("nvidia")]
     fix = _VERIFY if nvidia_names else None
+    why = "The nvidia runtime, under which they run, has added no GPU to them." if nvidia_names else ""
     what = f"{many(len(without), 'container')} can't access the GPUs that Kubernetes allocated"
-    return warn(what, *evidence[:8], fix=fix)
+    return warn(what, *evidence[:8], fix=fix, why=why)
 
 
 def _handler(name: str) -> str:

@@ -15,9 +15,8 @@ from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
 from gpunode.facts.gpu_use import taken_way
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
+from gpunode.facts.toolkit import BY_MOUNTS
 from gpunode.output.result import many
-
-_BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
 @check(
@@ -146,9 +145,9 @@ def cri_dockerd(node: Node) -> Verdict:
     severity="info",
     looks_at=(
         "running containers of kindest/node (Docker) with a device plugin, whether they have GPUs, and "
-        f"{_BY_MOUNTS} of the toolkit's config.toml."
+        f"{BY_MOUNTS} of the toolkit's config.toml."
     ),
-    remedy=everywhere(f"gpunode toolkit config set {_BY_MOUNTS}=true"),
+    remedy=everywhere(f"gpunode toolkit config set {BY_MOUNTS}=true"),
     blocked_by=("pci-no-gpu", "docker-not-running", "toolkit-missing", "toolkit-config-invalid"),
     needs=("docker",),
     refs=("https://kind.sigs.k8s.io/",),
@@ -171,12 +170,12 @@ def kind_nested(node: Node) -> Verdict:
     seeing = {container.id for container in node.gpu_containers}
     blind = [name for identifier, name in nodes if identifier not in seeing]
     settings = node.toolkit_settings
-    if len(blind) < len(nodes) or settings.value(_BY_MOUNTS) is True:
+    if len(blind) < len(nodes) or settings.value(BY_MOUNTS) is True:
         return ok("nodes of a kind cluster on this node can use GPUs")
     return note(
         f"{many(len(blind), 'node')} of a kind cluster on this machine without GPUs",
         seen(f"{node.docker.socket} /containers", ", ".join(blind[:8])),
-        seen(settings.path, f"{_BY_MOUNTS} isn't true"),
+        seen(settings.path, f"{BY_MOUNTS} isn't true"),
     )
 
 

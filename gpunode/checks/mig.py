@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpunode.checks import fabric, fixes
+from gpunode.checks import fabric, fixes, health
 from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.security import driver_upgrade
@@ -51,8 +51,9 @@ def mig_mode_pending(node: Node) -> Verdict:
         return ok("no MIG mode change is pending")
     words = {True: "on", False: "off"}
     keep = " && ".join(f"nvidia-smi -i {gpu.pci} -mig {int(bool(gpu.mig_mode))}" for gpu in waiting)
+    reset, instead = fabric.reset(node, waiting), f"To keep the present mode instead:\n{keep}"
     return warn(
-        f"the MIG mode of {many(len(waiting), 'GPU')} changes at the next reset",
+        f"the MIG mode of {health.which(tuple(waiting), node)} changes at the next reset",
         *(
             seen(
                 f"NVML, GPU {gpu.index} ({gpu.pci})",
@@ -60,11 +61,7 @@ def mig_mode_pending(node: Node) -> Verdict:
             )
             for gpu in waiting[:8]
         ),
-        fix=replace(
-            fabric.reset(node, waiting),
-            note="A reboot changes the mode too, also while a pod of a DaemonSet, such as DCGM's, uses the "
-            f"GPU. To keep the present mode instead:\n{keep}",
-        ),
+        fix=replace(reset, note=f"{reset.note + '. ' if reset.note else ''}{instead}"),
     )
 
 
@@ -102,9 +99,9 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
 
 
 _OWN_PLUGIN = "gpunode-device-plugin"
-_SMALLEST = (
-    "This divides each GPU into its smallest MIG devices. For another layout, also after a reboot: "
-    "gpunode mig apply --persist"
+_ANOTHER_LAYOUT = (
+    "For another layout, write it to FILE in the format of gpunode mig export, and: gpunode mig apply "
+    "--config-file FILE --persist, which also applies it at each boot"
 )
 
 
@@ -112,7 +109,8 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
     """Create the configured instances again; without any, the smallest instances that each GPU supports."""
     unit = node.units.get(mig.UNIT)
     if unit is not None and unit.at_boot:
-        return Fix(f"systemctl restart {mig.UNIT}", disruptive="drain")
+        note = f"This applies the layout that {mig.UNIT} is configured to apply at each boot"
+        return Fix(f"systemctl restart {mig.UNIT}", disruptive="drain", note=note)
     cuts: dict[str, list[str]] = {}
     for gpu in empty:
         cuts.setdefault(_finest(gpu.name), []).append(str(gpu.index))
@@ -123,7 +121,12 @@ def _instances(node: Node, empty: list[Gpu]) -> Fix:
             "-mig 0",
         )
     commands = (f"nvidia-smi mig -i {','.join(indices)} -cgi {cut} -C" for cut, indices in cuts.items())
-    return Fix(" && ".join(commands), note=_SMALLEST)
+    layout = " and ".join(
+        f"{len(cut.split(','))} MIG devices of the smallest profile on "
+        f"{'each of ' if len(indices) > 1 else ''}GPU {', '.join(indices)}"
+        for cut, indices in cuts.items()
+    )
+    return Fix(" && ".join(commands), note=f"This creates {layout}. {_ANOTHER_LAYOUT}")
 
 
 def _finest(name: str) -> str:
@@ -270,7 +273,7 @@ _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS support
 _NEW_NAMES = (
     "First decide: with mixed, a node no longer offers MIG devices as nvidia.com/gpu, and pods that "
     "request it stay pending until they request a profile. To keep the name, partition all GPUs alike "
-    "instead: gpunode mig apply"
+    "instead: gpunode mig apply --config-file FILE, with one layout for all GPUs in FILE"
 )
 _NEW_NAMES_EVERYWHERE = f"{fixes.EVERY_NODE}. {_NEW_NAMES}"
 
@@ -291,8 +294,8 @@ _NEW_NAMES_EVERYWHERE = f"{fixes.EVERY_NODE}. {_NEW_NAMES}"
 )
 def mig_strategy_mismatch(node: Node) -> Verdict:
     """With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be partitioned
-    alike. Otherwise NVIDIA's device plugin offers no GPUs, and gpunode's only one kind. With mixed, each
-    profile has its own name: pods must request nvidia.com/mig-1g.10gb, for example.
+    alike; otherwise NVIDIA's device plugin offers no GPUs at all. With mixed, each profile has its own name:
+    pods must request nvidia.com/mig-1g.10gb, for example.
     """
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
     known = [gpu for gpu in gpus if not gpu.error]
@@ -321,6 +324,9 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
             *single,
             *layout,
             fix=_own_strategy(node),
+            why="With the strategy single every MIG device is called nvidia.com/gpu, so gpunode's plugin "
+            "offers devices of one size only. With mixed, each profile has its own name: pods must request "
+            "nvidia.com/mig-1g.10gb, for example.",
         )
     fix = replace(fabric.OPERATORS_STRATEGY, before=_NEW_NAMES_EVERYWHERE) if node.operator.pods else None
     return fail(summary, *single, *layout, fix=fix)

@@ -104,14 +104,14 @@ def note(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
     return Verdict(FindingStatus.PASS, summary, evidence, fix, note=True)
 
 
-def warn(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
+def warn(summary: str, *evidence: Evidence, fix: Fix | None = None, why: str = "") -> Verdict:
     """Works now, but is fragile or about to break."""
-    return Verdict(FindingStatus.WARN, summary, evidence, fix)
+    return Verdict(FindingStatus.WARN, summary, evidence, fix, why=why)
 
 
-def fail(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
+def fail(summary: str, *evidence: Evidence, fix: Fix | None = None, why: str = "") -> Verdict:
     """GPU containers can't work because of this fault."""
-    return Verdict(FindingStatus.FAIL, summary, evidence, fix)
+    return Verdict(FindingStatus.FAIL, summary, evidence, fix, why=why)
 
 
 def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
@@ -122,6 +122,14 @@ def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
 def seen(source: str, value: object, line: int | None = None) -> Evidence:
     """One observation; `source` is a path or a command."""
     return Evidence(one_line(source), one_line(str(value)), line)
+
+
+def ago(seconds: float) -> str:
+    """The age of an event: ``5 min ago``, ``3 h ago``, ``4 days ago``."""
+    if seconds < 3600:
+        return f"{max(0, int(seconds // 60))} min ago"
+    hours = int(seconds // 3600)
+    return f"{hours} h ago" if hours < 48 else f"{hours // 24} days ago"
 
 
 def one_line(text: str) -> str:

@@ -24,7 +24,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.toolkit import REGISTER, toolkit_missing
+from gpunode.checks.toolkit import then_register, toolkit_missing
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import access_control, system
 from gpunode.facts.access_control import apparmor_denials
@@ -184,10 +184,12 @@ def wsl2(node: Node) -> Verdict:
     these libraries and has no GPU to control.
     """
     if node.host.stat(_DXG) is None:
-        return fail("WSL provides no GPU to this distribution", seen(_DXG, "absent"))
+        why = "WSL passes the GPU of Windows to Linux through this device file."
+        return fail("WSL provides no GPU to this distribution", seen(_DXG, "absent"), why=why)
     if not node.host.exists(f"{_WSL_LIBRARIES}lib/libcuda.so.1"):
         where = seen(f"{_WSL_LIBRARIES}lib", "no libcuda.so.1")
-        return fail("Windows has no NVIDIA driver with WSL support", where, fix=Fix(_WINDOWS_DRIVER))
+        why = "In WSL the driver is the Windows driver, with its libraries in /usr/lib/wsl/lib."
+        return fail("Windows has no NVIDIA driver with WSL support", where, fix=Fix(_WINDOWS_DRIVER), why=why)
     library = node.cuda_library
     family = node.distribution.family
     packages = [package.name for package in node.packages.starting(*_LINUX_DRIVER)]
@@ -213,7 +215,7 @@ _WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to instal
 
 
 # JetPack's own repository contains it
-_TOOLKIT = Fix("apt install nvidia-container-toolkit", note=REGISTER)
+_TOOLKIT = Fix("apt install nvidia-container-toolkit")
 
 
 @check(
@@ -235,9 +237,10 @@ def jetson(node: Node) -> Verdict:
     and devices from JetPack's lists. Containers need --runtime=nvidia; --gpus alone isn't enough.
     """
     if not node.toolkit.programs:
-        return fail(
-            "the NVIDIA Container Toolkit isn't installed", seen("PATH", "no nvidia-ctk"), fix=_TOOLKIT
-        )
+        absent = seen("PATH", "no nvidia-ctk")
+        why = "The toolkit adds the GPU's device files and JetPack's libraries to a container."
+        install = then_register(node, _TOOLKIT)
+        return fail("the NVIDIA Container Toolkit isn't installed", absent, fix=install, why=why)
     lists = node.host.glob(_CSV, "*.csv")
     if not lists and not node.cdi_specs and node.host.is_dir("/sys/module/nvgpu"):
         return fail("the toolkit has no list of the files that a GPU container needs", seen(_CSV, "no *.csv"))
@@ -280,7 +283,9 @@ def lxc_nested(node: Node) -> Verdict:
     if missing:
         evidence = [seen(path, "absent") for path in missing]
         passing = pass_devices(missing)
-        return fail("the LXC container has no device files of the GPUs", *evidence, fix=passing)
+        what = "the LXC container has no device files of the GPUs"
+        why = "An LXC container has only the device files that its host passes to it."
+        return fail(what, *evidence, fix=passing, why=why)
     if not node.toolkit.programs or not system.unprivileged(node.host):
         return ok("the container has the GPUs' device files")
     settings = node.toolkit_settings
@@ -293,6 +298,7 @@ def lxc_nested(node: Node) -> Verdict:
         where,
         inside,
         fix=NO_CGROUPS,
+        why="Root in an unprivileged LXC container can't set the device rules of the containers inside it.",
     )
 
 

@@ -14,7 +14,7 @@ from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
 from gpunode.checks.finding import REPLACES_DRIVER, Fix
 from gpunode.checks.fixes import SUSE_LIBRARIES, SUSE_MODULE
 from gpunode.checks.platform import FLATCAR_TOOLKIT, OTHER_WHOLE, RESTART_WSL, WHOLE
-from gpunode.checks.toolkit import REGISTER
+from gpunode.checks.toolkit import then_register
 from gpunode.errors import GpunodeError
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, TRANSACTIONAL, WSL2
@@ -154,7 +154,8 @@ def _other_driver(node: Node, command: str) -> Fix:
     code = _driver_refusals(node)[0]
     system = node.distribution.id
     if code in _BY_REFUSAL:
-        return _BY_REFUSAL[code](node, command)
+        fix, kernel = _BY_REFUSAL[code](node, command), _MODINFO.search(command)
+        return driver_packages.with_module(node, fix, kernel[1]) if kernel and fix.before_reboot else fix
     situation = read_situation(node)
     command = _DRIVERS.get(system) or install_by_tdnf(situation, choose(situation, Wish()))
     if code == "no-repository" and command:
@@ -189,7 +190,8 @@ def _has_manager(node: Node, command: str) -> bool:
 
 def _other_toolkit(node: Node, command: str) -> Fix:
     instead = _TOOLKITS.get(node.distribution.id, f"follow {fixes.TOOLKIT_GUIDE}")
-    return replace(_packages(instead), note="" if "--upgrade" in command else REGISTER)
+    install = _packages(instead)
+    return install if "--upgrade" in command else then_register(node, install)
 
 
 def _has_dkms(node: Node, command: str) -> bool:
@@ -238,6 +240,7 @@ def _key_exists(node: Node, command: str) -> bool:
 
 
 _IMPORT = re.compile(r"mokutil --import (\S+)")
+_MODINFO = re.compile(r"modinfo -k (\S+)")
 _GUIDES = f"follow ({re.escape(fixes.DRIVER_GUIDE)}|{re.escape(fixes.TOOLKIT_GUIDE)})"
 _CALL = r"(?:^|&& |; )(?:\w+=\S+ )?"  # where a program is called, with its environment
 _INSTALLS = r"gpunode (driver|toolkit) install\b"

@@ -105,7 +105,6 @@ _STYLES = {
 _ENGINES = ("docker", "containerd")
 # a drain waits for the kubelet and its engine to end the pods
 _DRAINS_BY = ("containerd-not-restarted", "crio-not-running", "kubelet-not-running")
-_NOTHING_TO_BREAK = ("pci-no-gpu", "driver-not-installed")
 # the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
@@ -162,9 +161,9 @@ def _before_reboot(
 class RebootVerdict:
     """Ids of findings: `findings` to fix before a reboot, `mends` that a reboot fixes, and `unjudged` checks
     without a result because this user has no permission or the check itself failed. `waiting` are checks
-    that run only once another problem is fixed, except where the node has no GPU or no driver, which a reboot
-    could break. `safe` is null if nothing was found but checks are `unjudged`. `before` has the findings
-    with a reboot in their fix, each with those to fix before that reboot."""
+    that run only once another problem is fixed, if any other of the section has a result. `safe` is null if
+    nothing was found but checks are `unjudged`. `before` has the findings with a reboot in their fix, each
+    with those to fix before that reboot."""
 
     safe: bool | None
     findings: tuple[str, ...]
@@ -191,9 +190,7 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
         or (finding.status is FindingStatus.PASS and finding.layer not in _ENGINES)
         for finding in here
     )
-    waiting = tuple(
-        finding.id for finding in here if finding.blocked_by and finding.blocked_by not in _NOTHING_TO_BREAK
-    )
+    waiting = tuple(finding.id for finding in here if finding.blocked_by and is_judged)
     safe = False if breaks else (True if is_judged and not unjudged else None)
     before = {
         finding.id: _before_reboot(findings, finding, breaks)
@@ -523,7 +520,9 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
     steps = others if reboots else []
     if drains and _needs_drain(fix):
         steps.append(drain)
-    steps.append(NextStep(fix.command, effect=effect, change=fix.change, note=fix.note))
+    steps.append(NextStep(fix.command, effect=effect, change=fix.change, note="" if fix.then else fix.note))
+    if fix.then:
+        steps.append(NextStep(fix.then.command, effect=fix.then.effect))
     if _reboots_last(finding):
         steps += others
         if drains and drain not in steps:

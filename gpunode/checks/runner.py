@@ -56,8 +56,12 @@ def _with_effects(node: Node, finding: Finding) -> Finding:
     """What the fixes disturb on this node. After all checks, which read what this depends on."""
     if not finding.fix:
         return finding
-    fixes = tuple(replace(fix, effect=disturbance(fix, node)) for fix in finding.fix)
-    return replace(finding, fix=fixes)
+    return replace(finding, fix=tuple(_with_effect(node, fix) for fix in finding.fix))
+
+
+def _with_effect(node: Node, fix: Fix) -> Fix:
+    then = _with_effect(node, fix.then) if fix.then else None
+    return replace(fix, effect=disturbance(fix, node), then=then)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
-from gpunode.checks.fixes import EVERY_NODE, everywhere, set_plugin_variable
+from gpunode.checks.fixes import MOUNTS_EVERYWHERE, everywhere, set_plugin_variable
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import upgrade
 from gpunode.errors import DaemonError
@@ -58,7 +58,7 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
         f"gpunode toolkit config set {BY_ENVVAR}=false",
         "restart",
         disturbs=RESTARTS_PLUGINS,
-        before=EVERY_NODE,
+        before=MOUNTS_EVERYWHERE,
     ),
     blocked_by=("module-not-loaded", "toolkit-missing", "toolkit-config-invalid", "kubelet-not-running"),
     needs=("kubelet",),

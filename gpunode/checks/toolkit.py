@@ -62,9 +62,21 @@ def change(settings: Settings, verb: str, *words: str) -> Fix:
 
 # The NVIDIA Container Toolkit, which adds GPUs to containers.
 
-REGISTER = (
-    "Then register its runtime, which reloads or restarts the container engine:\ngpunode configure-runtime"
-)
+_ANY_ENGINE = "reloads or restarts the container engine"
+REGISTER = f"Then register its runtime, which {_ANY_ENGINE}:\n{fixes.CONFIGURE}"
+
+
+def then_register(node: Node, fix: Fix) -> Fix:
+    """The installation of the toolkit, and then the registration of its runtime with the engine in use."""
+    engines = {"docker": node.docker, "containerd": node.containerd, "crio": node.crio}
+    used = [(name, daemon) for name, daemon in engines.items() if daemon and ROLES[name](node).used]
+    register = Fix(fixes.CONFIGURE, disruptive="restart", disturbs=_ANY_ENGINE)
+    if len(used) == 1:
+        ((name, daemon),) = used
+        register = fixes.configure(daemon.manager or name)
+    return replace(fix, note=f"{REGISTER.partition(':')[0]}:\n{register.command}", then=register)
+
+
 # one of these starts containers; the others are helpers and leftovers
 _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook")
 
@@ -86,7 +98,7 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
 )
 def toolkit_missing(node: Node) -> Verdict:
     """Engines don't support GPUs themselves: the toolkit adds device files and driver libraries to a
-    container. Without it, Docker reports 'could not select device driver' and pods get no GPU.
+    container. Without it, docker run --gpus fails with 'could not select device driver', and pods get no GPU.
     """
     programs = node.toolkit.programs
     if any(name in programs for name in _NEEDED):
@@ -119,9 +131,11 @@ def toolkit_missing(node: Node) -> Verdict:
             "other users can write to the NVIDIA Container Toolkit's programs",
             *(seen(path, reason) for path, reason in unsafe),
             fix=fixes.look(f"namei -l {unsafe[0][0]}", fixes.UNSAFE_PATH, needs_root=False),
+            why="Engines run these programs as root for each GPU container, so gpunode doesn't count them.",
         )
     looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
-    return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked))
+    install = then_register(node, fixes.INSTALL_TOOLKIT.other)
+    return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked), fix=install)
 
 
 @check(
@@ -151,8 +165,14 @@ def toolkit_too_old(node: Node) -> Verdict:
         least = gate("toolkit", name)
         if version < least:
             older = f"toolkit {text} is older than {'.'.join(map(str, least))}"
-            return fail(older, evidence, fix=upgrade(node))
+            return fail(older, evidence, fix=upgrade(node), why=_NEEDS.get(name, ""))
     return ok(f"toolkit {text} is new enough", evidence)
+
+
+_NEEDS = {
+    "device-plugin": "Device plugins need toolkit 1.7.0 or newer.",
+    "cgroup-v2": "On cgroup v2, a toolkit before 1.8.0 fails with 'cgroup subsystem devices not found'.",
+}
 
 
 def _gates(node: Node) -> tuple[str, ...]:
@@ -292,7 +312,8 @@ def apt_signed_by(node: Node) -> Verdict:
             seen(source.path, f"{source.uri} signed by {source.signed_by or 'no key'}", source.line)
             for source in wrong
         )
-        return warn(f"apt has {keep.uri} twice, with different keys", *evidence, fix=fix)
+        why = f"apt fails with 'Conflicting values set for option Signed-By'. {_NO_UPDATES}"
+        return warn(f"apt has {keep.uri} twice, with different keys", *evidence, fix=fix, why=why)
     retired = [
         source
         for source in own
@@ -300,8 +321,16 @@ def apt_signed_by(node: Node) -> Verdict:
     ]
     if retired:
         evidence = (seen(source.path, source.uri, source.line) for source in retired)
-        return warn("apt uses a retired repository of the toolkit", *evidence, fix=_removal(retired))
+        return warn(
+            "apt uses a retired repository of the toolkit",
+            *evidence,
+            fix=_removal(retired),
+            why=f"apt update fails with a retired repository. {_NO_UPDATES}",
+        )
     return ok("apt has one source for the container toolkit", seen(own[0].path, own[0].uri, own[0].line))
+
+
+_NO_UPDATES = "The node then gets no updates, including security fixes."
 
 
 def _conflicting(sources: list[AptSource]) -> list[AptSource]:
@@ -458,7 +487,8 @@ def hook_conflict(node: Node) -> Verdict:
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
     if not specs:
         return ok("an OCI hook adds GPUs to containers, except those that get them through CDI", *evidence)
-    fix = Fix(" && ".join(f"mv {hook.path} {hook.path}.disabled" for hook in hooks))
+    rename = " && ".join(f"mv {hook.path} {hook.path}.disabled" for hook in hooks)
+    fix = Fix(rename, note="New containers then get GPUs through CDI alone")
     return warn(
         "containers get GPUs through both an OCI hook and CDI",
         *evidence,

@@ -103,6 +103,8 @@ def toolkit_config_invalid(node: Node) -> Verdict:
             f"{path} can't be parsed",
             seen(path, f"column {rest.partition(':')[2]}" if number else error.message, number),
             fix=fix,
+            why="The toolkit's programs read this file each time a container starts: GPU containers don't "
+            "start with such an error in it.",
         )
     if not settings.exists:
         return ok(f"{settings.path} doesn't exist: the toolkit uses its defaults")
@@ -275,7 +277,8 @@ def runtime_mode(node: Node) -> Verdict:
     mode, evidence = str(settings.value(MODE)), _at(settings, MODE, settings.value(MODE))
     fix = change(settings, "set", f"{MODE}=auto")
     if mode == "csv" and node.kind != TEGRA:
-        return fail("the runtime's mode is csv, which is for Tegra", evidence, fix=fix)
+        why = "In mode csv the runtime reads files that exist only on Tegra: GPU containers don't start."
+        return fail("the runtime's mode is csv, which is for Tegra", evidence, fix=fix, why=why)
     # before jit-cdi the mode auto means legacy as well
     if mode == "legacy" and _engines(node) and tables.can("toolkit", "jit-cdi", node.toolkit.version):
         return note(

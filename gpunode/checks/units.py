@@ -32,6 +32,23 @@ def _last_line(host: Host, unit: str) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
+def start(*names: str) -> Fix:
+    """Start stopped units."""
+    return Fix(
+        " && ".join(f"systemctl start {name}" for name in names),
+        disruptive="restart",
+        effect=f"starts {' and '.join(names)}",
+        note=if_stopped_again(*names),
+    )
+
+
+def if_stopped_again(*names: str) -> str:
+    """The note of a fix that starts units: what to read if one stops again."""
+    log = " ".join(f"-u {name}" for name in names)
+    again = "it stops again, its log has" if len(names) == 1 else "one of them stops again, the log has"
+    return f"If {again} the reason:\njournalctl -b {log} -n 30 --no-pager"
+
+
 def after_reading_log(name: str, fix: Fix) -> Fix:
     """Print the unit's log before the fix: if the cause remains, a failed unit only fails again."""
     return fix.after(f"{_JOURNAL[0]} -b -u {name} -n 30 --no-pager")

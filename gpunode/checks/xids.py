@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpunode.checks import fixes
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.health import reset_gpus
-from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, ago, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.pcie import pcie_aer_errors
 from gpunode.errors import GpunodeError
 from gpunode.facts import kernel_log
@@ -66,6 +66,8 @@ def xid_recent(node: Node) -> Verdict:
             f"{_kinds_text(lasting)}: the GPU must be reset",
             *_line_evidence(lasting, now),
             fix=_fix(node, lasting),
+            why="The driver doesn't recover from this error: until the GPU is reset, its containers fail or "
+            "compute wrong results.",
         )
     if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
         return ok(f"{_kinds_text(recent)} and is back: see pcie-aer-errors for its link")
@@ -74,7 +76,10 @@ def xid_recent(node: Node) -> Verdict:
             words, fix = "and the driver requests no reset", _watch(recent[-1].address)
         else:
             words, fix = "within the last day", None
-        return warn(f"{_kinds_text(recent)}, {words}", *_line_evidence(recent, now), fix=fix)
+        why = (
+            "An XID is an error that the driver reports. A GPU that reports this one again may be defective."
+        )
+        return warn(f"{_kinds_text(recent)}, {words}", *_line_evidence(recent, now), fix=fix, why=why)
     late = tuple(line for line in programs if now - line.seconds < _RECENT_SECONDS)
     if late:
         return note(
@@ -136,22 +141,17 @@ def _no_action_requested(node: Node) -> bool:
 
 def _kinds_text(lines: tuple[XidLine, ...]) -> str:
     numbers = sorted({line.number for line in lines})
-    gpus = len({line.address for line in lines})
+    gpus = {line.address for line in lines}
+    where = many(len(gpus), "GPU") if len(gpus) > 1 else f"GPU {lines[0].address}"
     words = kernel_log.xid(numbers[0]).text if len(numbers) == 1 else f"XIDs {', '.join(map(str, numbers))}"
-    return f"{words} ({many(gpus, 'GPU')})"
+    return f"{words} ({where})"
 
 
 def _line_evidence(lines: tuple[XidLine, ...], now: float) -> tuple[Evidence, ...]:
     return tuple(
-        seen(f"{SOURCE}, {_ago(now - line.seconds)}, GPU {line.address}", line.text)
+        seen(f"{SOURCE}, {ago(now - line.seconds)}, GPU {line.address}", line.text)
         for line in lines[-_SHOWN:]
     )
-
-
-def _ago(seconds: float) -> str:
-    if seconds < 3600:
-        return f"{max(0, int(seconds // 60))} min ago"
-    return f"{int(seconds // 3600)} h ago"
 
 
 def _fix(node: Node, lines: tuple[XidLine, ...]) -> Fix:

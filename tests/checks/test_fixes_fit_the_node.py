@@ -144,9 +144,13 @@ def test_device_files_of_a_driver_container_are_not_missing(tmp_path):
     assert commands(machine("gpu-operator-driver"), tmp_path) == {}
 
 
-def test_dead_plugin_is_restarted_as_a_unit_or_as_a_pod(tmp_path):
+def test_dead_plugin_is_restarted_as_a_unit_or_shows_the_log_of_its_pod(tmp_path):
     spec = machine("plugin-socket-dead")
-    assert "crictl stop" in commands(spec, tmp_path / "pod")["plugin-socket-dead"]
+    found = commands(spec, tmp_path / "pod")["plugin-socket-dead"]
+    assert found == (
+        "crictl ps --all --latest --quiet --name nvidia-device-plugin | "
+        "xargs --no-run-if-empty crictl logs --tail 20"
+    )
     unit = "/etc/systemd/system/gpunode-device-plugin.service"
     spec["files"][unit] = "[Service]\nExecStart=/usr/bin/gpunode plugin serve\n"
     found = commands(spec, tmp_path / "unit")["plugin-socket-dead"]
@@ -426,8 +430,8 @@ FIRST = {
     "plugin-config-does-not-exist": 'kubectl label node "$(uname -n)" nvidia.com/device-plugin.config-',
     "plugin-not-registered": "gpunode setup --kubernetes",
     "plugin-socket-dead-rke2": (
-        f"{RKE2_CRICTL} pods --quiet --state ready --name nvidia-device-plugin | "
-        f"xargs --no-run-if-empty {RKE2_CRICTL} stopp"
+        f"{RKE2_CRICTL} ps --all --latest --quiet --name nvidia-device-plugin | "
+        f"xargs --no-run-if-empty {RKE2_CRICTL} logs --tail 20"
     ),
     "proxmox-next-kernel": "apt install proxmox-headers-6.14.11-1-pve && dkms autoinstall -k 6.14.11-1-pve",
     "rpmfusion-driver-old": "dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force",
@@ -450,13 +454,14 @@ def test_first_command_works_on_this_system(name, tmp_path):
 # by machine, what a user has to know beside the first command: its effect and note, on this node
 BESIDE = {
     "containerd-stopped-kubelet-stopped": (
-        "starts containerd",
-        "Then start the kubelet:\nsystemctl start kubelet",
+        "starts containerd and kubelet",
+        "If one of them stops again, the log has the reason:\n"
+        "journalctl -b -u containerd -u kubelet -n 30 --no-pager",
     ),
     "dkms-next-kernel-rocky9": (
         "GPU programs that start before the reboot fail",
-        "If modinfo prints no version, stop here: kernel 5.14.0-503.11.1.el9_5.x86_64 still has no module. "
-        "To keep the running kernel at the next boot:\n"
+        "If this fails or prints no version, don't reboot into kernel 5.14.0-503.11.1.el9_5.x86_64: it still "
+        "has no module. To have the next boot start the running kernel 5.14.0-427.13.1.el9_4.x86_64:\n"
         "grubby --set-default=/boot/vmlinuz-5.14.0-427.13.1.el9_4.x86_64",
     ),
     "driver-two-installs": ("GPU programs that start before the reboot fail", ""),
@@ -464,7 +469,7 @@ BESIDE = {
     "flatcar-without-toolkit": (
         "",
         "Then register its runtime, which reloads or restarts the container engine:\n"
-        "gpunode configure-runtime",
+        "gpunode configure-runtime --runtime containerd",
     ),
     "kernel-modules-removed": (
         "reboots this machine",
@@ -474,8 +479,9 @@ BESIDE = {
     "lxc-library-mismatch": ("GPU programs that start meanwhile in this container fail", ""),
     "mig-mode-pending": (
         "stops GPU work",
-        "A reboot changes the mode too, also while a pod of a DaemonSet, such as DCGM's, uses the GPU. "
-        "To keep the present mode instead:\nnvidia-smi -i 0000:5d:00.0 -mig 0",
+        "The drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, and the reset "
+        "fails while fuser -v /dev/nvidia* lists a process. If you can't end them, reboot: that resets the "
+        "GPU as well. To keep the present mode instead:\nnvidia-smi -i 0000:5d:00.0 -mig 0",
     ),
     "operator-leftovers": (
         "restarts containerd: running containers continue",

@@ -181,12 +181,11 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
 def test_a_reset_names_what_still_holds_the_gpu(tmp_path):
     lines = page("gpu-reset-required", tmp_path)
     at = lines.index("  2. nvidia-smi --gpu-reset -i 0000:5d:00.0")
-    assert lines[at - 3] == (
-        "  First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process"
-    )
+    assert lines[0].startswith("1 error: GPU 3 (0000:5d:00.0): the driver requests a reset")
+    assert lines[at - 3].startswith("Fix first, as root: ")
     assert lines[at - 2].startswith("  1. kubectl drain ")
     assert lines[at + 1] == "     (stops GPU work)"
-    assert lines[at + 2].startswith("     On Kubernetes a drain leaves the pods of DaemonSets running")
+    assert lines[at + 2].startswith("     The drain leaves the pods of DaemonSets running")
     assert lines[at + 2].endswith("If you can't end them, reboot: that resets the GPU as well")
 
 
@@ -268,8 +267,44 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
             "toolkit-missing",
             (
                 "  1. gpunode toolkit install",
-                "     Then register its runtime, which reloads or restarts the container engine:",
-                "     gpunode configure-runtime",
+                "  2. gpunode configure-runtime --runtime containerd",
+                "     (restarts containerd: running containers continue)",
+                "  3. gpunode doctor",
+            ),
+        ),
+        (
+            "jetson-without-toolkit",
+            (
+                "  1. apt install nvidia-container-toolkit",
+                "  2. gpunode configure-runtime --runtime docker",
+                "     (reloads Docker: running containers continue)",
+            ),
+        ),
+        (
+            "page-retirement-pending",  # a node without Kubernetes
+            (
+                "  First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a "
+                "process",
+                "  1. nvidia-smi --gpu-reset -i 0000:01:00.0",
+                "     (stops GPU work)",
+                "     If some of it doesn't end, reboot: that resets the GPU as well",
+            ),
+        ),
+        ("crio-not-running", ("     (starts CRI-O)",)),
+        (
+            "plugin-strategy-envvar-refused",
+            (
+                "  This changes the device plugin on every node of the cluster. First run this on each of "
+                "its other GPU nodes, where pods otherwise get no GPUs: gpunode toolkit config set "
+                "accept-nvidia-visible-devices-as-volume-mounts=true",
+            ),
+        ),
+        (
+            "gpu-health-warnings",  # a reset without -i would end the work on all GPUs
+            (
+                "  End all work on the GPU and reset it; if a link stays down after that, check board and "
+                "bridge:",
+                "  nvidia-smi --gpu-reset -i 0000:ab:00.0",
             ),
         ),
         ("mig-cdi-stale", ("  /var/run/cdi/nvidia.yaml: and 4 more are missing",)),
@@ -279,6 +314,50 @@ def test_a_page_names_the_next_step(name, lines, tmp_path):
     whole = page(name, tmp_path)
     at = whole.index(lines[0])
     assert tuple(whole[at : at + len(lines)]) == lines
+
+
+def test_a_line_of_the_plugins_log_has_its_age(tmp_path):
+    class At(Host):
+        def now(self) -> float:
+            return 1767424329.0  # 2026-01-03T07:12:09Z
+
+    root = recorded_host("allocatable-fewer-suse", tmp_path).root
+    lines = [
+        line
+        for block in doctor.run(At(root, environ={}), SilentProgress()).blocks
+        for line in plain_lines(block)
+    ]
+    assert any("marking device as unhealthy. (3 h ago)" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "why", "elsewhere"),
+    [
+        ("driver-upgrade-pending", "Libraries refuse a module of another version", "Schedule a reboot"),
+        ("kmod-flavour-blackwell", "Blackwell and Grace Hopper work only with the open", "before Turing"),
+        ("toolkit-too-old", "Device plugins need toolkit 1.7.0 or newer.", "cgroup subsystem"),
+        ("compute-mode-prohibited", "In compute mode prohibited a GPU refuses", "exclusive mode"),
+        ("docker-unknown-key", "The running dockerd keeps the configuration", "have hyphens"),
+        ("cdi-duplicate", "Engines reject a device that two files", "overrides"),
+    ],
+)
+def test_the_reason_fits_the_fault_of_this_node(name, why, elsewhere, tmp_path):
+    text = "\n".join(page(name, tmp_path))
+    assert why in text and elsewhere not in text
+
+
+def test_a_failed_build_says_which_kernel_not_to_boot(tmp_path):
+    spec = machine("akmods-build-failed")
+    older = "6.16.9-200.fc42.x86_64"
+    spec["files"][f"/lib/modules/{older}/modules.dep"] = "extra/nvidia/nvidia.ko.xz:\n"
+    spec["files"][f"/lib/modules/{older}/vmlinuz"] = ""
+    findings = doctor.run(Host(build_machine(spec, tmp_path), environ={}), SilentProgress()).data.findings
+    (fix, _) = next(one.fix for one in findings if one.id == "kernel-unsupported")
+    text, command = fix.note.split("\n")
+    assert text.startswith(
+        "If this fails or prints no version, don't reboot into kernel 6.17.8-300.fc43.x86_64"
+    )
+    assert command == f"grubby --set-default=/boot/vmlinuz-{older}"
 
 
 def test_the_gpu_that_has_fallen_off_the_bus_is_in_the_headline(tmp_path):

@@ -168,6 +168,12 @@ def test_table_that_containerd_ignores_does_not_stop_it_at_a_reboot(text):
     assert section(page) == ["Safe to reboot? No problem found, but 1 check could not run"]
 
 
+@pytest.mark.parametrize("machine", ["secureboot-unsigned", "secureboot-key-not-enrolled"])
+def test_a_reboot_makes_a_rejected_module_no_worse(text, machine):
+    (line,) = section(text(machine))
+    assert line.startswith("Safe to reboot? No problem found, but ")
+
+
 def test_a_missing_driver_leaves_nothing_that_a_reboot_could_break(text):
     assert section(text("driver-not-installed")) == []
 
