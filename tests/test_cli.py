@@ -478,10 +478,8 @@ def test_rollback_with_an_empty_journal_refers_to_reset_and_no_list(tmp_path: Pa
     ran = gpunode("rollback", "--dry-run", "--root", str(tmp_path))
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
-        f"error: nothing to roll back: /var/lib/gpunode/journal has no entries (under --root {tmp_path})
-"
-        "hint: no change was recorded here; look for other traces of gpunode: gpunode reset --dry-run
-"
+        f"error: nothing to roll back: /var/lib/gpunode/journal has no entries (under --root {tmp_path})\n"
+        "hint: no change was recorded here; look for other traces of gpunode: gpunode reset --dry-run\n"
     )
 
 

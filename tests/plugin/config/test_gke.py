@@ -12,8 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.config.gke import Translation, WrongInput, documents, translate
-from gpunode.plugin.config.resolve import settled
+from gpunode.plugin.config.gke import Translation, WrongInput, documents, settled, translate
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.plugin.config.resolving import resolve_text
 
