@@ -233,7 +233,7 @@ def cdi_refresh(
     install: Annotated[
         bool,
         typer.Option(
-            "--install", help="Install systemd and udev units that refresh it when the GPUs change."
+            "--install", help="Install a systemd unit and a udev rule that refresh it when the GPUs change."
         ),
     ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the units of --install.")] = False,

@@ -478,5 +478,5 @@ demo_app = typer.Typer(rich_markup_mode=None)
 
 @verb(demo_app, "demo", "Demo")
 def demo(session: Session) -> Result:
-    """Run the whole set-up on a simulated node. Nothing else is changed."""
+    """Run the whole set-up on a simulated node. It needs no GPU, and this machine isn't changed."""
     return run(session.host, session.progress)

@@ -316,7 +316,7 @@ IgnoreOption = Annotated[
         autocompletion=completion.checks,
     ),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, too.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.")]
 PreflightOption = Annotated[
     Preflight | None,
     typer.Option("--preflight", help="Check whether this can be installed here."),
@@ -404,7 +404,7 @@ def doctor(
 
     gpunode doctor --preflight containerd --expect-gpus 8
 
-    sudo gpunode doctor --fix uvm-not-loaded --apply
+    sudo gpunode doctor uvm-not-loaded --fix --apply
 
     gpunode doctor --output-file node7.html
 

@@ -108,11 +108,15 @@ def driver_install(
     yes: YesOption = False,
     plan: Annotated[
         str,
-        typer.Option("--plan", metavar="ID", help="Install only the plan that has this ID."),
+        typer.Option(
+            "--plan",
+            metavar="ID",
+            help="Install only if this is still the plan's ID, which driver plan prints.",
+        ),
     ] = "",
     lock_timeout: LockOption = LOCK_SECONDS,
 ) -> Result:
-    """Install the driver as planned. GPU work is never interrupted, and the node isn't rebooted.
+    """Install the driver as planned. GPU work is never interrupted; the last line says whether to reboot.
 
     Needs root and --yes, except with --dry-run.
 

@@ -15,7 +15,7 @@ from gpunode.commands.variables import commands, variables
 from gpunode.output.result import Result, Text
 
 ENVIRONMENT = "environment"
-_VARIABLE = 44  # columns for a variable's name; a longer one gets a line of its own
+_VARIABLE = 42  # columns for a variable's name; a longer one gets a line of its own
 
 
 def _environment(context: Any, of: str) -> str:

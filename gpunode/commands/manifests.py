@@ -171,7 +171,7 @@ def checked_resource(name: str) -> str:
 # `gpunode manifests daemon-set` and `all`: the device plugin, and every object that it needs.
 
 IMAGE_HINT = (
-    "make image builds it; push it to a registry, and name yours with --image"
+    "build it (docs/manifests.md), push it to a registry, and name yours with --image"
     f" REGISTRY/gpunode:{__version__} (docs/manifests.md)"
 )
 OWN_NAMESPACE = "kube-system"  # exists in every cluster, and lets pods mount the node's directories
@@ -377,7 +377,7 @@ ImageOption = Annotated[
     typer.Option(
         "--image",
         metavar="REF",
-        help="Image of gpunode in your registry (make image builds it).",
+        help="Image of gpunode in your registry (see docs/manifests.md).",
         show_default=f"gpunode:{__version__}, which each node must have",
     ),
 ]
@@ -385,7 +385,11 @@ VendorOption = Annotated[Vendor, typer.Option("--vendor", help="Vendor of the GP
 NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the plugin.")]
 ClassOption = Annotated[
     str,
-    typer.Option("--runtime-class", metavar="NAME", help="RuntimeClass of the pod; empty: none."),
+    typer.Option(
+        "--runtime-class",
+        metavar="NAME",
+        help="RuntimeClass of the pods; empty: none, for nodes where --cdi replaces the toolkit.",
+    ),
 ]
 MigOption = Annotated[
     Mig | None,
@@ -425,7 +429,11 @@ SecretOption = Annotated[
     str, typer.Option("--image-pull-secret", metavar="NAME", help="Image pull secret of the registry.")
 ]
 TaintOption = Annotated[
-    bool, typer.Option("--taint", help="With --node, add a taint that keeps other pods off.")
+    bool,
+    typer.Option(
+        "--taint",
+        help="With --node, a taint that keeps other pods off; applying it replaces the Node's taints.",
+    ),
 ]
 LABEL_SINKS = ("node", "node-feature", "file")
 LabelsOption = Annotated[
@@ -485,9 +493,9 @@ def manifests_all(
     """Print RuntimeClass, ServiceAccount, DaemonSet and test pod.
 
     The plugin runs on nodes that Node Feature Discovery or nvidia.com/gpu.present=true marks as GPU nodes.
-    Run gpunode configure-runtime on each of them first.
+    Each needs the driver, the toolkit and gpunode configure-runtime first.
 
-    gpunode manifests all --image example.com/gpunode:1.0 | kubectl apply -f -
+    gpunode manifests all --image example.com/gpunode:0.1.0 | kubectl apply -f -
     """
     desired = plugin_set(
         session.host,
@@ -561,7 +569,7 @@ def manifests_daemon_set(
 
     Its service account is printed by gpunode manifests rbac.
 
-    gpunode manifests daemon-set --image example.com/gpunode:1.0 --cdi
+    gpunode manifests daemon-set --image example.com/gpunode:0.1.0 --cdi
     """
     desired = plugin_set(
         session.host,

@@ -45,7 +45,7 @@ def mig_list(
 ) -> Result:
     """List the MIG layout of the GPUs. It has modes, instances, placements, and UUIDs of the MIG devices.
 
-    Reading instances needs root, or the capability mig/monitor.
+    Without root it also needs access to the driver's mig/monitor device file.
 
     gpunode mig list
 
@@ -121,7 +121,7 @@ def mig_plan(
     selected_config: LabelOption = "",
     mode_only: ModeOnlyOption = False,
 ) -> Result:
-    """Show what apply would do: both layouts, and the processes that block the change.
+    """Show what apply would do, and the processes that block it.
 
     gpunode mig plan -f mig.yaml -c all-balanced
     """

@@ -721,9 +721,9 @@ def reset_node(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
-    """Undo everything that gpunode changed on this node. The plan is shown first; the journal is kept.
+    """Undo everything that gpunode changed on this node. The plan is shown first; gpunode's journal is kept.
 
-    Needs root, even with --dry-run.
+    Of the cluster, only labels and resources of this Node are removed. Needs root, even with --dry-run.
 
     sudo gpunode reset --dry-run
 

@@ -102,7 +102,7 @@ ImageOption = Annotated[
     typer.Option(
         "--image",
         metavar="REF",
-        help="With --plugin daemonset, image of gpunode in your registry (make image builds it).",
+        help="With --plugin daemonset, image of gpunode in your registry (see docs/manifests.md).",
         show_default=f"gpunode:{__version__}, which each node must have",
         rich_help_panel="Kubernetes options",
     ),

@@ -218,7 +218,7 @@ def unconfigure_runtime(
 ) -> Result:
     """Remove the nvidia runtime from a container engine. The previous default runtime is restored.
 
-    Needs root. gpunode asks before it stops running containers.
+    Needs root, except with --dry-run. gpunode asks before it stops running containers.
 
     sudo gpunode unconfigure-runtime --runtime docker
     """

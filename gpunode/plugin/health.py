@@ -1,7 +1,7 @@
 """Health of each unit, judged from events and readings of the GPUs. docs/health.md has the rules for people.
 
 Besides marks (health_marks.py) two things make a GPU unhealthy: it is *lost* when it can't be queried, and
-the *driver* is broken when no GPU can. Both end after two consecutive error-free readings, or after some
+the *driver* is broken when no GPU can. Both end once two consecutive listings show no error, or after some
 seconds without an error, so that an intermittent GPU doesn't flap; each further loss within an hour lasts
 longer.
 """

@@ -194,8 +194,8 @@ class Ledger:
                 return
             self.plan = plan
             self._units = tuple((resource, resource.units) for resource in plan.resources)
-            self._report_left_out()
             self._publish()
+            self._report_left_out()
 
     def _publish(self) -> bool:
         """Publish the present state; return whether it has changed."""
@@ -209,7 +209,6 @@ class Ledger:
             return False  # with a thousand shares the rest is slow, and health calls this every second
         self._shown = (self.plan, problems)
         planned = {resource.name: _with_problems(resource, problems) for resource in self.plan.resources}
-        self._report_health(planned.values())
         feeds = self.feeds
         for name in feeds.keys() - planned.keys():
             feeds[name].publish(replace(feeds[name].snapshot().resource, devices=()))
@@ -221,6 +220,7 @@ class Ledger:
         new = {name: Feed(resource) for name, resource in planned.items() if name not in feeds}
         if new:
             self.feeds = {**feeds, **new}
+        self._report_health(planned.values())  # last: a blocked log must not delay the kubelet
         return True
 
     def _problem(self, resource: Resource, unit: Unit) -> Problem | None:

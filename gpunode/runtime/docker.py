@@ -561,7 +561,7 @@ class DockerEngine:
         self, edit: FileEdit, desired: DesiredConfig, active: Active | None, cdi_changes: bool
     ) -> tuple[str, str]:
         lacks_cdi = desired.cdi and active is not None and active.cdi is False
-        if edit.action == "unchanged" and (active is None or (active.has(desired) and not lacks_cdi)):
+        if edit.action == "unchanged" and (active is None or active.has(desired)):
             return "none", ""
         if cdi_changes or lacks_cdi:
             return "restart", _CDI_REASON

@@ -183,7 +183,8 @@ class Active:
             handler.name in self.handlers and paths.get(handler.name, handler.path) == handler.path
             for handler in desired.handlers
         )
-        return there and desired.default in ("", self.default)
+        cdi = self.cdi is not False or not desired.cdi
+        return there and cdi and desired.default in ("", self.default)
 
 
 class Engine(Protocol):

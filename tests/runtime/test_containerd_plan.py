@@ -13,7 +13,7 @@ from gpunode.host import Host
 from gpunode.host.documents import toml
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import runtime_table
-from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
 
 MAIN = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
@@ -168,6 +168,16 @@ def test_directories_that_containerd_does_not_search_for_cdi_are_reported(tmp_pa
     assert plan.notes == (
         f"cdi_spec_dirs in {MAIN} leaves out /etc/cdi: containerd does not see a specification there",
     )
+
+
+@pytest.mark.parametrize(("active", "verb"), [(True, "none"), (None, "none"), (False, "restart")])
+def test_cdi_in_the_file_but_not_in_the_daemon_restarts_it(
+    tmp_path: Path, active: bool | None, verb: str
+) -> None:
+    node = Node(tmp_path, "1.7.24")
+    node.write(MAIN, f'version = 2\n[plugins."{P2}"]\nenable_cdi = true\n')
+    plan = node.engine().plan(DesiredConfig(cdi=True), Active(("runc",), "runc", cdi=active))
+    assert (plan.changed, plan.verb) == ((), verb)
 
 
 def test_cdi_does_not_enable_a_disabled_cri(tmp_path: Path) -> None:

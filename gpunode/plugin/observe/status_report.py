@@ -132,7 +132,7 @@ def make_report(known: Known) -> Report:
     )
     places = _Places(known)
     units = [unit for name in shown_names for unit in _units(known, name, own.get(name), places)]
-    left_out = known.own.left_out if known.own else ()
+    left_out = known.own.left_out if known.own and known.own.current else ()
     if known.inventory is not None:
         units += places.unadvertised(units, left_out)
     resources = tuple(_resource(known, name, own.get(name), units) for name in shown_names)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gpunode.commands.plugin_status import troubles
-from gpunode.plugin.observe.status_report import Trouble, UnitStatus
+from gpunode.plugin.model import LeftOut
+from gpunode.plugin.observe.status_file import OwnStatus
+from gpunode.plugin.observe.status_report import Known, Trouble, UnitStatus, make_report
 
 SINCE = "2026-05-01T13:37:00Z"
 
@@ -24,3 +28,10 @@ def test_cause_shared_by_gpus_is_printed_once_and_others_separately() -> None:
     )
     indices = {problem: [one.index for one in shared] for (problem, _), shared in troubles(units).items()}
     assert indices == {gone: ["0", "2"], fell: ["1"]}
+
+
+@pytest.mark.parametrize(("state", "reported"), [("serving", True), ("ended", False), ("gone", False)])
+def test_reasons_of_a_plugin_that_no_longer_runs_are_not_reported(state: str, reported: bool) -> None:
+    left_out = LeftOut("2", "GPU-2", "no include pattern matches")
+    own = OwnStatus(state, "0.1.0", 1, 0.0, 0.0, 0.0, True, "", "", {}, (), (left_out,))
+    assert make_report(Known(own)).left_out == ((left_out,) if reported else ())
