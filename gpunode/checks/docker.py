@@ -237,7 +237,7 @@ def _unusual_text(node: Node, docker: Daemon) -> Verdict | None:
         return None
     judge = fail if docker_role(node).used else warn
     if tables.can("docker", "empty-file", docker.version) is False:
-        release = ".".join(map(str, docker.version))
+        release = docker.release
         if not text.strip():
             fix = Fix(f"echo '{{}}' > {path}")
             return judge(f"Docker {release} refuses an empty file", seen(path, "empty"), fix=fix)

@@ -202,4 +202,4 @@ def docker_version_old(node: Node) -> Verdict:
 
 
 def _dotted(daemon: Daemon) -> str:
-    return ".".join(map(str, daemon.version)) or "(unknown)"
+    return daemon.release or "(unknown)"

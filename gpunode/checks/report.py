@@ -668,7 +668,7 @@ def _line(text: str) -> str:
 def _engine(daemon: Daemon) -> EngineSummary:
     return EngineSummary(
         daemon.name,
-        ".".join(map(str, daemon.version)),
+        daemon.release,
         daemon.process is not None if ENGINES[daemon.name].has_daemon else None,
         daemon.config_path,
         daemon.socket,

@@ -372,7 +372,7 @@ def cli_user(node: Node) -> str:
     if docker is not None and docker.user:
         docker = None
     if docker and docker.version and docker.version < gate("docker", "gpus-by-cdi") and _hook_allowed(node):
-        return f"Docker {'.'.join(map(str, docker.version))} runs nvidia-container-cli for --gpus"
+        return f"Docker {docker.release} runs nvidia-container-cli for --gpus"
     if toolkit_runtime_mode(settings, node.toolkit.version) != "legacy":
         return ""
     if docker or any(role(node).used for role in (containerd_role, crio_role)):

@@ -39,6 +39,14 @@ class Daemon:
     user: str = ""
     log: str = ""
 
+    @property
+    def release(self) -> str:
+        """The version as its project writes it: Docker's had months from 17.03 to 19.03. Empty if unknown."""
+        parts = [str(part) for part in self.version]
+        if self.name == "docker" and (17,) <= self.version < (20,):
+            parts[1:2] = [part.zfill(2) for part in parts[1:2]]
+        return ".".join(parts)
+
 
 def reader(host: Host, daemon: Daemon) -> Host:
     """The host as the user of a rootless daemon sees it: for all paths from this user."""

@@ -346,6 +346,11 @@ def test_the_reason_fits_the_fault_of_this_node(name, why, elsewhere, tmp_path):
     assert why in text and elsewhere not in text
 
 
+def test_months_of_old_docker_releases_have_two_digits(tmp_path):
+    text = "\n".join(page("docker-version-old", tmp_path))
+    assert "docker 18.09.9" in text and "Docker 18.09.9 doesn't support --gpus" in text
+
+
 def test_a_failed_build_says_which_kernel_not_to_boot(tmp_path):
     spec = machine("akmods-build-failed")
     older = "6.16.9-200.fc42.x86_64"
