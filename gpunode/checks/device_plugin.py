@@ -641,14 +641,7 @@ def plugin_device_specs(node: Node) -> Verdict:
     return ok("the device plugin reports device files to the kubelet")
 
 
-_SHOW_PLUGINS = fixes.same(
-    fixes.look(
-        "kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin",
-        "Uninstall all but one: its Helm release or operator would create a deleted DaemonSet again. Running "
-        "pods keep their GPUs; pods that request a resource of the removed plugin stay pending",
-        needs_root=False,
-    )
-)
+_SHOW_PLUGINS = fixes.same(fixes.keep_one_plugin("NVIDIA GPUs"))
 
 
 @check(
@@ -736,9 +729,11 @@ def _under_two_names(node: Node) -> Verdict | None:
     ]
     if not others:
         return None
-    names = ", ".join((*sorted(allocatable.nvidia), *others))
+    names = (*sorted(allocatable.nvidia), *others)
     return fail(
-        "two device plugins allocate the same GPUs under different names", seen(allocatable.source, names)
+        "two device plugins allocate the same GPUs under different names",
+        seen(allocatable.source, ", ".join(names)),
+        fix=fixes.keep_one_plugin(" and ".join((", ".join(names[:-1]), names[-1]))),
     )
 
 

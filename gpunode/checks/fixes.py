@@ -319,6 +319,19 @@ RESTART_PLUGIN_POD = Fix(
 )
 
 
+
+def keep_one_plugin(offered: str) -> Fix:
+    """Show the device plugins; all but one of those that offer these resources must go."""
+    return look(
+        "kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin",
+        f"Of the plugins that offer {offered}, keep the one that offers what your pods request. First delete "
+        "the pods that use another one's resource: the plugin that stays doesn't count them and would "
+        "allocate their GPUs again. Then uninstall only the others, by their Helm release or operator, which "
+        "would create a deleted DaemonSet again. This affects every node of the cluster",
+        needs_root=False,
+    )
+
+
 EVERY_NODE = "This changes the device plugin on every node of the cluster"
 MOUNTS_EVERYWHERE = (
     f"{EVERY_NODE}. First run this on each of its other GPU nodes, where pods otherwise get no GPUs: gpunode "

@@ -20,6 +20,10 @@ from gpunode.output.result import many
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _PARTED = "https://github.com/NVIDIA/mig-parted"
 _UNTOLD = "NVML doesn't report the MIG mode of these GPUs"
+_CREATE = (
+    "When MIG is on, create MIG devices, with FILE in the format of gpunode mig export:\n"
+    "gpunode mig apply --config-file FILE --persist"
+)
 _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
 
 
@@ -51,7 +55,12 @@ def mig_mode_pending(node: Node) -> Verdict:
         return ok("no MIG mode change is pending")
     words = {True: "on", False: "off"}
     keep = " && ".join(f"nvidia-smi -i {gpu.pci} -mig {int(bool(gpu.mig_mode))}" for gpu in waiting)
-    reset, instead = fabric.reset(node, waiting), f"To keep the present mode instead:\n{keep}"
+    decide = (
+        f"First decide: to keep the present MIG mode, {keep} is enough and disrupts nothing. A reset or a "
+        "reboot changes it"
+    )
+    reset = fabric.reset(node, waiting)
+    create = _CREATE if any(gpu.mig_mode_next for gpu in waiting) else ""
     return warn(
         f"the MIG mode of {health.which(tuple(waiting), node)} changes at the next reset",
         *(
@@ -61,7 +70,11 @@ def mig_mode_pending(node: Node) -> Verdict:
             )
             for gpu in waiting[:8]
         ),
-        fix=replace(reset, note=f"{reset.note + '. ' if reset.note else ''}{instead}"),
+        fix=replace(
+            reset,
+            before=". ".join(filter(None, (decide, reset.before))),
+            note=". ".join(filter(None, (reset.note, create))),
+        ),
     )
 
 
@@ -273,9 +286,16 @@ _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS support
 _NEW_NAMES = (
     "First decide: with mixed, a node no longer offers MIG devices as nvidia.com/gpu, and pods that "
     "request it stay pending until they request a profile. To keep the name, partition all GPUs alike "
-    "instead: gpunode mig apply --config-file FILE, with one layout for all GPUs in FILE"
+    "instead: gpunode mig apply --config-file FILE, with one layout for all GPUs in FILE. Drain first in "
+    "both cases: under new names the kubelet counts devices in use as free, and a new layout ends what runs "
+    "on them"
 )
-_NEW_NAMES_EVERYWHERE = f"{fixes.EVERY_NODE}. {_NEW_NAMES}"
+_NEW_NAMES_EVERYWHERE = f"{fixes.EVERY_NODE}, so drain each one that has MIG devices. {_NEW_NAMES}"
+
+
+def _drained(fix: Fix, before: str = _NEW_NAMES_EVERYWHERE) -> Fix:
+    """A change of the strategy, after a drain: the kubelet counts devices by their resource's name."""
+    return replace(fix, before=before, disruptive="drain", disturbs=fix.disturbs.partition(":")[0])
 
 
 @check(
@@ -286,7 +306,7 @@ _NEW_NAMES_EVERYWHERE = f"{fixes.EVERY_NODE}. {_NEW_NAMES}"
         "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
         "flags, environment and file, or its log."
     ),
-    remedy=fixes.same(replace(fabric.MIXED_STRATEGY, before=_NEW_NAMES_EVERYWHERE)),
+    remedy=fixes.same(_drained(fabric.MIXED_STRATEGY)),
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
     classes=HOST,
     refs=(_README,),
@@ -328,7 +348,7 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
             "offers devices of one size only. With mixed, each profile has its own name: pods must request "
             "nvidia.com/mig-1g.10gb, for example.",
         )
-    fix = replace(fabric.OPERATORS_STRATEGY, before=_NEW_NAMES_EVERYWHERE) if node.operator.pods else None
+    fix = _drained(fabric.OPERATORS_STRATEGY) if node.operator.pods else None
     return fail(summary, *single, *layout, fix=fix)
 
 
@@ -342,7 +362,7 @@ def _own_strategy(node: Node) -> Fix:
         for process in node.plugin_processes
         for word in process.process.argv
     )
-    restart = replace(fixes.restart(_OWN_PLUGIN, RESTARTS_PLUGIN), before=_NEW_NAMES)
+    restart = _drained(fixes.restart(_OWN_PLUGIN, RESTARTS_PLUGIN), _NEW_NAMES)
     if unit is not None and flag:
         edit = restart.after(f"systemctl edit --full {_OWN_PLUGIN}")
         return replace(edit, before=f"{_NEW_NAMES}. In the editor that opens, {by_flag}")
@@ -350,14 +370,9 @@ def _own_strategy(node: Node) -> Fix:
         return restart.after(f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env")
     if not flag and any(process.container for process in node.plugin_processes):
         command = f"kubectl set env --namespace kube-system daemonset/{_OWN_PLUGIN} {setting}"
-        return replace(
-            restart,
-            command=command,
-            needs_root=False,
-            disturbs=RESTARTS_PLUGINS,
-            before=_NEW_NAMES_EVERYWHERE,
-        )
-    return fixes.look("gpunode plugin status", f"Where this plugin is started, {by_flag}, then restart it")
+        return _drained(replace(restart, command=command, needs_root=False, disturbs=RESTARTS_PLUGINS))
+    then = f"Drain this node. Then, where this plugin is started, {by_flag}, and restart it"
+    return replace(fixes.look("gpunode plugin status", then), before=_NEW_NAMES)
 
 
 def _cut(devices: tuple[MigDevice, ...]) -> str:

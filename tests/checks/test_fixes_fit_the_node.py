@@ -481,7 +481,8 @@ BESIDE = {
         "stops GPU work",
         "The drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, and the reset "
         "fails while fuser -v /dev/nvidia* lists a process. If you can't end them, reboot: that resets the "
-        "GPU as well. To keep the present mode instead:\nnvidia-smi -i 0000:5d:00.0 -mig 0",
+        "GPU as well. When MIG is on, create MIG devices, with FILE in the format of gpunode mig export:\n"
+        "gpunode mig apply --config-file FILE --persist",
     ),
     "operator-leftovers": (
         "restarts containerd: running containers continue",

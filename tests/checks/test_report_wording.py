@@ -292,6 +292,20 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         ),
         ("crio-not-running", ("     (starts CRI-O)",)),
         (
+            "mig-strategy-single-by-gpunode",
+            (
+                "  2. systemctl edit --full gpunode-device-plugin && systemctl restart gpunode-device-plugin",
+                "     (restarts the device plugin)",
+            ),
+        ),
+        (
+            "mig-mode-pending",
+            (
+                "  First decide: to keep the present MIG mode, nvidia-smi -i 0000:5d:00.0 -mig 0 is enough "
+                "and disrupts nothing. A reset or a reboot changes it",
+            ),
+        ),
+        (
             "plugin-strategy-envvar-refused",
             (
                 "  This changes the device plugin on every node of the cluster. First run this on each of "
@@ -349,6 +363,17 @@ def test_the_reason_fits_the_fault_of_this_node(name, why, elsewhere, tmp_path):
 def test_months_of_old_docker_releases_have_two_digits(tmp_path):
     text = "\n".join(page("docker-version-old", tmp_path))
     assert "docker 18.09.9" in text and "Docker 18.09.9 doesn't support --gpus" in text
+
+
+def test_drained_node_gets_other_mig_names(tmp_path):
+    lines = page("mig-strategy-single-by-gpunode", tmp_path)
+    assert any(line.startswith("  1. kubectl drain ") for line in lines)
+    assert any(line.startswith("  4. kubectl uncordon ") for line in lines)
+
+
+def test_plugin_to_uninstall_is_named_by_its_resource(tmp_path):
+    text = "\n".join(page("plugins-of-two-vendors", tmp_path))
+    assert "Of the plugins that offer nvidia.com/gpu and volcano.sh/vgpu-number, keep the one that" in text
 
 
 def test_a_failed_build_says_which_kernel_not_to_boot(tmp_path):
