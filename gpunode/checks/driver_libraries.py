@@ -309,13 +309,17 @@ def driver_lib_mismatch(node: Node) -> Verdict:
 def _in_lxc(node: Node, version: str, summary: str, evidence: list[Evidence]) -> Verdict:
     """The host has loaded the module, so the container's libraries must match it. A reboot of the container
     changes nothing."""
-    fix = replace(
-        driver_packages.libraries_of_version(node, version),
-        disruptive="restart",
-        effect="GPU programs that start meanwhile in this container fail",
-        before="The driver is the host's. After each upgrade of it, this container needs the same version:",
+    fix = driver_packages.libraries_of_version(node, version)
+    before = "The driver is the host's. After each upgrade of it, this container needs the same version"
+    if fix == driver_packages.libraries_of_run_file(node, version):
+        before += ". The installer overwrites the libraries of packages: first remove those, if any"
+    effect = "GPU programs that start meanwhile in this container fail"
+    fix = replace(fix, disruptive="restart", effect=effect, before=before)
+    why = (
+        "The libraries refuse a module of another version (NVML: Driver/library version mismatch, code 18). "
+        "Either the host's driver was upgraded, or this container's libraries."
     )
-    return replace(fail(summary, *evidence, fix=fix), reboot=False)
+    return replace(fail(summary, *evidence, fix=fix, why=why), reboot=False)
 
 
 def _libraries(node: Node) -> list[Library]:

@@ -178,6 +178,7 @@ def spares(node: Node, supports: Supports) -> bool:
 
 _DOWNLOADS = "https://www.nvidia.com/en-us/drivers/"
 _RUN_FILES = "https://us.download.nvidia.com"
+_SET_DEFAULT = "grubby --set-default=/boot/vmlinuz-"
 _DESKTOP = {"x86_64": "XFree86/Linux-x86_64", "aarch64": "XFree86/aarch64"}
 _ARM_LOADER = "/lib/ld-linux-aarch64.so.1"
 _FIRST_G07 = 590  # SUSE's and NVIDIA's packages for SUSE have G07 in their names from this branch
@@ -231,30 +232,39 @@ def newer_for_kernel(node: Node, release: str) -> Fix:
 
 
 def with_module(node: Node, install: Fix, release: str) -> Fix:
-    """Reboot after an installation only if this kernel has a module."""
+    """Reboot after an installation only if this kernel has a module. If it isn't the running one, which has a
+    module, the installation can wait."""
     command = f"{install.before_reboot or install.command} && modinfo -k {release} -F version nvidia"
-    note = (
-        f"If this fails or prints no version, don't reboot into kernel {release}: it still has no module. "
-        f"{_keep_kernel(node, release)}"
-    )
-    return replace(install, command=command, note=note).then_reboot()
-
-
-def _keep_kernel(node: Node, release: str) -> str:
-    """What to do instead of a reboot into this kernel: the running one has a module, or else a previous
-    one."""
-    keep, which = node.kernel, f"the running kernel {node.kernel}"
+    note = f"If this fails or prints no version, don't reboot into kernel {release}: it still has no module. "
     if release == node.kernel:
-        built = (kernel.release for kernel in node.kernels if kernel.has_module)
-        keep = max(built, key=driver.version_key, default="")
-        if not keep:
-            return "Install an older kernel and boot that one"
-        which = f"kernel {keep}, which has one"
+        return replace(install, command=command, note=note + _older_kernel(node)).then_reboot()
+    check = f"Into kernel {node.kernel} only if this prints one:\nmodinfo -k {node.kernel} -F version nvidia"
+    before = (
+        f"Nothing to do now, but don't reboot yet. {_running_kernel(node, release)}. "
+        "In the next maintenance window:"
+    )
+    return replace(install, command=command, before=before, note=note + check).then_reboot()
+
+
+def _older_kernel(node: Node) -> str:
+    """What to do instead of a reboot into the running kernel, which has no module."""
+    built = (kernel.release for kernel in node.kernels if kernel.has_module)
+    keep = max(built, key=driver.version_key, default="")
+    if not keep:
+        return "Install an older kernel and boot that one"
+    which = f"kernel {keep}, which has one"
     if node.distribution.family == "rhel":
-        return f"To have the next boot start {which}:\ngrubby --set-default=/boot/vmlinuz-{keep}"
-    if node.distribution.family == "debian" and keep == node.kernel:
-        return f"To have the next boot start {which}:\napt remove linux-image-{release}"
+        return f"To have the next boot start {which}:\n{_SET_DEFAULT}{keep}"
     return f"At the next boot, choose {which}, in the boot loader's menu"
+
+
+def _running_kernel(node: Node, release: str) -> str:
+    """How to make a reboot safe before the installation: by the running kernel, which has a module."""
+    commands = {"rhel": f"{_SET_DEFAULT}{node.kernel}", "debian": f"apt remove linux-image-{release}"}
+    command = commands.get(node.distribution.family)
+    if command is None:
+        return f"A reboot is safe if you choose kernel {node.kernel} in the boot loader's menu"
+    return f"To make a reboot safe at once, run {command} (the running kernel then boots; disrupts nothing)"
 
 
 def build_module(node: Node, release: str, *, load: bool = True) -> Fix:

@@ -77,13 +77,13 @@ RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
 def pass_devices(paths: Sequence[str]) -> Fix:
     """Pass the devices on the LXC container's host. The container can't see its own number, and an invented
     one would be another container's."""
-    options = " ".join(f"-devN {path}" for path in paths)
+    options = " ".join(f"-dev{number} {path}" for number, path in enumerate(paths))
     return Fix(
         f"pass {', '.join(paths)} to this container on its host",
         needs_root=False,
-        note="On a host with Proxmox VE, VMID is this container's number, and each N another number that "
-        "pct config VMID doesn't list as dev: pct set replaces a device with the same number. pct reboot "
-        "ends everything that runs in this container. Leave out the GPUs that it must not use:\n"
+        note="On a host with Proxmox VE, VMID is this container's number. Leave out the GPUs that it must "
+        "not use, and change each number that pct config VMID lists as dev already: pct set replaces a "
+        "device with the same number. pct reboot ends everything that runs in this container:\n"
         f"pct set VMID {options} && pct reboot VMID",
     )
 

@@ -461,8 +461,8 @@ BESIDE = {
     "dkms-next-kernel-rocky9": (
         "GPU programs that start before the reboot fail",
         "If this fails or prints no version, don't reboot into kernel 5.14.0-503.11.1.el9_5.x86_64: it still "
-        "has no module. To have the next boot start the running kernel 5.14.0-427.13.1.el9_4.x86_64:\n"
-        "grubby --set-default=/boot/vmlinuz-5.14.0-427.13.1.el9_4.x86_64",
+        "has no module. Into kernel 5.14.0-427.13.1.el9_4.x86_64 only if this prints one:\n"
+        "modinfo -k 5.14.0-427.13.1.el9_4.x86_64 -F version nvidia",
     ),
     "driver-two-installs": ("GPU programs that start before the reboot fail", ""),
     "driver-upgrade-pending": ("GPU programs that start before the reboot fail", ""),

@@ -306,6 +306,14 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
             ),
         ),
         (
+            "dkms-next-kernel-rocky9",
+            (
+                "  Nothing to do now, but don't reboot yet. To make a reboot safe at once, run grubby "
+                "--set-default=/boot/vmlinuz-5.14.0-427.13.1.el9_4.x86_64 (the running kernel then boots; "
+                "disrupts nothing). In the next maintenance window:",
+            ),
+        ),
+        (
             "plugin-strategy-envvar-refused",
             (
                 "  This changes the device plugin on every node of the cluster. First run this on each of "
@@ -374,6 +382,11 @@ def test_drained_node_gets_other_mig_names(tmp_path):
 def test_plugin_to_uninstall_is_named_by_its_resource(tmp_path):
     text = "\n".join(page("plugins-of-two-vendors", tmp_path))
     assert "Of the plugins that offer nvidia.com/gpu and volcano.sh/vgpu-number, keep the one that" in text
+
+
+def test_each_device_of_an_lxc_container_has_a_number(tmp_path):
+    text = "\n".join(page("lxc-without-devices", tmp_path))
+    assert "pct set VMID -dev0 /dev/nvidiactl -dev1 /dev/nvidia-uvm -dev2 /dev/nvidia0 " in text
 
 
 def test_a_failed_build_says_which_kernel_not_to_boot(tmp_path):
