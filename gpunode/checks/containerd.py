@@ -10,7 +10,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.docker import line_of
 from gpunode.checks.finding import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES, Evidence, Fix
-from gpunode.checks.fixes import everywhere, per_family, upgrade
+from gpunode.checks.fixes import everywhere, per_family, restart_later, upgrade
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import seen_unit, start
 from gpunode.errors import ConfigError, DaemonError
@@ -137,7 +137,7 @@ def _unreadable(node: Node, path: str, message: str) -> Verdict:
     running = "still running, with the configuration that it loaded earlier" if process else "not running"
     state = seen(f"/proc/{process.pid}" if process else "/proc", f"containerd is {running}")
     why = "containerd doesn't start with a file that it can't parse."
-    what, fix = "containerd's configuration can't be parsed", edit(node, path, line, change)
+    what, fix = "containerd's configuration can't be parsed", restart_later(edit(node, path, line, change))
     return fail(what, where, state, fix=fix, why=why)
 
 
@@ -271,13 +271,14 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     line = line_of(node.host.read_text(path) or "", "disabled_plugins")
     evidence = [seen(path, f"disabled_plugins: {', '.join(config.disabled)}", line)]
     fix = configure(node) or fixes.CONFIGURE_CONTAINERD.other
+    does = f"removes the CRI from disabled_plugins, registers the nvidia runtime, and {fix.disturbs}"
+    fix = replace(fix, effect=does)
+    what = "containerd's CRI plugin is disabled"
     older = reported_handlers(node) is not None  # the daemon started with an older file
     if older:
+        what += " from containerd's next start on"
         text = "the running containerd still serves the CRI: it started before this setting"
         evidence.append(seen(node.containerd.socket, text))
-    what = "containerd's CRI plugin is disabled"
-    if older:
-        what = "containerd's CRI plugin is disabled from containerd's next start on"
     if node.kubelet is not None and node.kubelet.stopped:
         what = f"the kubelet is stopped, and {what}"
         evidence.append(seen("kubelet.service", "stopped"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import WHERE, edit, judged, running_config
@@ -32,6 +33,7 @@ _VITAL = (
     "runtimes",
 )
 _MOST = 8
+_NEW_CGROUPS = "This changes containerd's cgroup driver, which must not change under running pods"
 
 
 @check(
@@ -99,12 +101,19 @@ def _finding(node: Node, judge: Callable[..., Verdict], summary: str, removed: t
     plugin = node.containerd_config.plugin if node.containerd_config else ""
     line = line_of(node.host.read_text(removed[0].by) or "", plugin)
     places = (seen(setting.file, str(setting), _line(node, setting)) for setting in removed[:_MOST])
-    change = "add these settings in this order, so that the line numbers below remain right"
-    lines = _pasted(node, plugin, [setting for setting in removed if setting.by == removed[0].by])
+    change = (
+        "add these settings in this order, so that the line numbers below remain right. To give up, leave "
+    )
+    change += "vi with :cq"
+    here = [setting for setting in removed if setting.by == removed[0].by]
+    fix = edit(node, removed[0].by, None, "\n".join((change, *_pasted(node, plugin, here))))
+    if node.kubelet is not None and any(setting.keys[-1] == "SystemdCgroup" for setting in here):
+        # https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers
+        fix = replace(fix, disruptive="drain", before=_NEW_CGROUPS)
     table = seen(
         removed[0].by, f'a table "{plugin}" without these settings: the running containerd lacks them', line
     )
-    return judge(summary, *places, table, fix=edit(node, removed[0].by, None, "\n".join((change, *lines))))
+    return judge(summary, *places, table, fix=fix)
 
 
 def _pasted(node: Node, plugin: str, removed: Sequence[Lost]) -> Iterator[str]:

@@ -245,8 +245,9 @@ def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
     steps = tuple(Step(path=path, link=target) for path, target in links)
     fixed = ".".join(map(str, gate("runc", "devices-by-number")))
     note = (
-        "Don't run 'systemctl daemon-reload' or install packages before this. The links last until the next "
-        f"boot; runc {fixed} or newer needs none"
+        "This protects only containers that start after it: restart the GPU containers that run now before "
+        "you run 'systemctl daemon-reload' or install packages. The links last until the next boot: then "
+        f"upgrade runc to {fixed} or newer, which needs none, or repeat this after each boot"
     )
     return Fix(command, safe=True, steps=steps, note=note)
 

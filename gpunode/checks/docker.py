@@ -28,6 +28,7 @@ from gpunode.facts.docker import (
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.packages import toolkit_installed, utc
+from gpunode.facts.processes import option_values
 from gpunode.facts.services import UnitState
 from gpunode.facts.system import TEGRA, WSL2
 from gpunode.facts.users import sudo_name
@@ -110,6 +111,7 @@ UPGRADE = per_family(
 # settings that a running dockerd takes over on SIGHUP (moby daemon/reload.go)
 _RELOADED = ("runtimes", "default-runtime", "live-restore", "insecure-registries", "registry-mirrors")
 
+_USUAL = ("fd://", "unix:///run/docker.sock", "unix:///var/run/docker.sock")
 _NO_COMMA = "Leave no comma before }"
 _RELOADS = "Docker is running. This reloads it: running containers continue"
 
@@ -326,13 +328,24 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     first, *others = sorted(places.items(), key=lambda place: -(place[1] or 0))
     parts = (f'delete "{first[0]}"', *(f'line {line or "?"}: delete "{key}"' for key, line in others))
     change = f"{'; '.join(parts)}. {_NO_COMMA}. Keep the flags"
-    if "hosts" in keys and "tcp://" in str(config["hosts"]):
-        change += ". If the tcp:// addresses are needed, first add them to the unit as -H flags"
     # a running dockerd started with the flag alone, so nothing changes for it
     fix = edit(node, node.docker, first[1], change, reload=True)
+    if "hosts" in keys and (more := _other_addresses(node.docker.argv, config["hosts"])):
+        unit = node.docker.unit or "dockerd's unit"
+        fix = replace(fix, before=f"First, if clients need it, add to {unit}: -H {' -H '.join(more)}")
     summary = f"Docker's flags and {path} both set {', '.join(keys)}"
     why = "dockerd doesn't start if a setting is both a flag and in the file, even with equal values."
     return judge(summary, *evidence, flags, fix=fix, why=f"{why}{_until_restarted(node.docker)}")
+
+
+def _other_addresses(argv: tuple[str, ...], hosts: object) -> list[str]:
+    """Addresses of daemon.json's hosts that the flags don't have; systemd listens at the usual socket."""
+    flags = option_values(argv, "-H", "--host")
+    return [
+        address
+        for address in (hosts if isinstance(hosts, list) else [hosts])
+        if isinstance(address, str) and not address.startswith(_USUAL) and address not in flags
+    ]
 
 
 def _until_restarted(docker: Daemon) -> str:

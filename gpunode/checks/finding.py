@@ -124,7 +124,9 @@ LOADS_DOCKER = "loads Docker's runtimes"  # by a reload or a restart
 RESTARTS_DOCKER = "restarts Docker"
 LOADS_OTHER_DOCKER = f"reloads Docker; a restart, if it needs one (see --dry-run), {_UNKNOWN}"
 RESTARTS_OTHER_DOCKER = f"restarts Docker, which {_UNKNOWN}"
-RESTARTS_KUBERNETES = "restarts this node's Kubernetes: running pods continue"
+RESTARTS_KUBERNETES = (
+    "restarts this node's Kubernetes, and its API server if it has one: running pods continue"
+)
 RESTARTS_CONTAINERD = "restarts containerd: running containers continue"
 RESTARTS_CRIO = "restarts CRI-O: running containers continue"
 RESTARTS_KUBELET = "restarts the kubelet: running pods continue"

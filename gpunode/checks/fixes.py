@@ -81,6 +81,19 @@ def edit_file(path: str, line: int | None, change: str, then: Fix | None = None)
     return replace(then.after(command) if then else Fix(command), change=f"In {place}: {change}")
 
 
+def restart_later(fix: Fix) -> Fix:
+    """An edit without the restart of containerd that ends it: only once the file can be parsed does the
+    doctor find what else is wrong in it. A distribution renders its file at a restart, which can't wait."""
+    edit, _, again = fix.command.rpartition(" && ")
+    if again != RESTART_CONTAINERD.other.command:
+        return fix
+    note = (
+        "Then run gpunode doctor. Only if it finds no other error in this file, restart containerd; running "
+        f"containers continue:\n{again}"
+    )
+    return replace(fix, command=edit, disruptive="none", disturbs="", note=note)
+
+
 def syntax(text: str | None, line: int | None) -> str:
     """The change for `edit_file` that corrects a syntax error, with the line that the parser stopped at."""
     lines = (text or "").splitlines()
@@ -317,7 +330,6 @@ RESTART_PLUGIN_POD = Fix(
     disruptive="restart",
     disturbs=effects.RESTARTS_PLUGIN,
 )
-
 
 
 def keep_one_plugin(offered: str) -> Fix:

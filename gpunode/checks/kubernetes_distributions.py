@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers
@@ -265,6 +266,9 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
     )
 
 
+_KEEPS_TEMPLATE = (
+    "This keeps the template. It adds the runtime at its end, or in a file that it imports: see --dry-run"
+)
 _CONFIGURE_K3S = fixes.same(fixes.configure("k3s"))
 
 
@@ -304,7 +308,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
             f"{daemon.manager}'s template doesn't include the nvidia runtime",
             seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
             seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers or ())}"),
-            fix=fixes.configure(daemon.manager),
+            fix=replace(fixes.configure(daemon.manager), note=_KEEPS_TEMPLATE),
         )
     unread = templates.get(_OLD, "") if used == _NEW else ""
     if "nvidia" in unread and "nvidia" not in text and _BASE not in text:

@@ -220,6 +220,17 @@ def test_settings_that_conflict_with_flags_are_deleted_from_the_last_line_up(tmp
     )
 
 
+def test_addresses_that_only_the_file_has_are_added_to_the_unit_first(tmp_path):
+    def change(spec):
+        hosts = '["fd://", "unix:///run/docker.sock", "tcp://10.0.0.7:2376"]'
+        spec["files"][FILE] = f'{{"hosts": {hosts}}}'
+
+    name = "docker-flag-file-conflict"
+    assert fix_of(tmp_path / "usual", name, name).before == ""
+    fix = fix_of(tmp_path / "more", name, name, change)
+    assert fix.before == "First, if clients need it, add to docker.service: -H tcp://10.0.0.7:2376"
+
+
 def test_file_is_validated_only_by_a_dockerd_that_can(tmp_path):
     def old(spec):
         output = {"stdout": "Docker version 20.10.24, build 297e128\n"}

@@ -208,9 +208,11 @@ def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
     assert '  /etc/containerd/config.toml:5: sandbox_image = "registry.example.com/pause:3.10"' in lines
     assert "  /etc/containerd/config.toml:14: containerd.runtimes.runc.options.SystemdCgroup = true" in lines
     at = lines.index("Fix first, as root: containerd-imports-clobber") + 1
-    assert lines[at : at + 9] == [
-        "  1. In /etc/containerd/conf.d/99-nvidia.toml: add these settings in this order, so that the line "
-        "numbers below remain right",
+    assert lines[at] == "  This changes containerd's cgroup driver, which must not change under running pods"
+    assert lines[at + 1].startswith("  1. kubectl drain ")
+    assert lines[at + 3 : at + 12] == [
+        "  2. In /etc/containerd/conf.d/99-nvidia.toml: add these settings in this order, so that the line "
+        "numbers below remain right. To give up, leave vi with :cq",
         "       # at the end:",
         '       [plugins."io.containerd.grpc.v1.cri".registry]',
         '       config_path = "/etc/containerd/certs.d"',
@@ -314,6 +316,23 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
             ),
         ),
         (
+            "containerd-cri-disabled",
+            (
+                "     (removes the CRI from disabled_plugins, registers the nvidia runtime, and restarts "
+                "containerd: running containers continue)",
+            ),
+        ),
+        (
+            "containerd-config-not-toml",
+            (
+                "     ${EDITOR:-vi} +2 /etc/containerd/config.toml && containerd config dump > /dev/null",
+                "     Then run gpunode doctor. Only if it finds no other error in this file, restart "
+                "containerd; running containers continue:",
+                "     systemctl restart containerd",
+                "  2. gpunode doctor",
+            ),
+        ),
+        (
             "plugin-strategy-envvar-refused",
             (
                 "  This changes the device plugin on every node of the cluster. First run this on each of "
@@ -368,11 +387,6 @@ def test_the_reason_fits_the_fault_of_this_node(name, why, elsewhere, tmp_path):
     assert why in text and elsewhere not in text
 
 
-def test_months_of_old_docker_releases_have_two_digits(tmp_path):
-    text = "\n".join(page("docker-version-old", tmp_path))
-    assert "docker 18.09.9" in text and "Docker 18.09.9 doesn't support --gpus" in text
-
-
 def test_drained_node_gets_other_mig_names(tmp_path):
     lines = page("mig-strategy-single-by-gpunode", tmp_path)
     assert any(line.startswith("  1. kubectl drain ") for line in lines)
@@ -382,6 +396,11 @@ def test_drained_node_gets_other_mig_names(tmp_path):
 def test_plugin_to_uninstall_is_named_by_its_resource(tmp_path):
     text = "\n".join(page("plugins-of-two-vendors", tmp_path))
     assert "Of the plugins that offer nvidia.com/gpu and volcano.sh/vgpu-number, keep the one that" in text
+
+
+def test_months_of_old_docker_releases_have_two_digits(tmp_path):
+    text = "\n".join(page("docker-version-old", tmp_path))
+    assert "docker 18.09.9" in text and "Docker 18.09.9 doesn't support --gpus" in text
 
 
 def test_each_device_of_an_lxc_container_has_a_number(tmp_path):
