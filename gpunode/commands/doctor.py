@@ -404,7 +404,7 @@ def doctor(
 
     gpunode doctor --preflight containerd --expect-gpus 8
 
-    sudo gpunode doctor uvm-not-loaded --fix --apply
+    sudo gpunode doctor --fix --apply uvm-not-loaded
 
     gpunode doctor --output-file node7.html
 
