@@ -12,7 +12,7 @@ from gpunode.checks.docker import line_of
 from gpunode.checks.finding import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES, Evidence, Fix
 from gpunode.checks.fixes import everywhere, per_family, restart_later, upgrade
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
-from gpunode.checks.units import seen_unit, start
+from gpunode.checks.units import ENDS_EVICTED, seen_unit, start
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
@@ -287,7 +287,9 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     return replace(disabled, reboot=older)  # a daemon that already lacks the CRI loses nothing
 
 
-_START_KUBELET = "Then start the kubelet:\nsystemctl start kubelet"
+_START_KUBELET = (
+    f"Then start the kubelet, unless it was stopped on purpose; this {ENDS_EVICTED}:\nsystemctl start kubelet"
+)
 
 
 @check(
@@ -342,7 +344,7 @@ def _stopped(node: Node, daemon: Daemon, answer: Evidence) -> Verdict:
         what = f"{what}, and the kubelet is stopped"
         evidence.append(seen("kubelet.service", "stopped"))
         units.append("kubelet")
-    fix = _managed(node) or start(*units)
+    fix = _managed(node) or start(*units, kubelet="kubelet" in units)
     why = "Without containerd no pod or container can start. Those that run continue."
     return fail(what, *evidence, fix=fix, why=why)
 

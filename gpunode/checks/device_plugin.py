@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
@@ -270,7 +270,7 @@ def allocatable_zero(node: Node) -> Verdict:
     fallen = _fallen(node)
     lines = [seen(SOURCE, line.text) for line in fallen]
     if not any(counts.values()):
-        fix = _after_fallen(node, usual) if fallen else _restart(node, usual)
+        fix = _AFTER_FALLEN if fallen else _restart(node)
         summary = f"the kubelet can allocate none of this node's GPUs{_off_the_bus(fallen)}"
         return fail(summary, answer, *lines, *_last_words(node), fix=fix)
     # partitioned or shared GPUs have their own ids: UUID::3 is the fourth share of a GPU
@@ -284,34 +284,26 @@ def allocatable_zero(node: Node) -> Verdict:
         return ok(f"the kubelet can allocate {len(ids)} devices", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
     summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs{_off_the_bus(fallen)}"
-    fix = fixes.REBOOT.other if fallen else _restart(node, usual)
+    fix = _AFTER_FALLEN if fallen else _restart(node)
     return warn(summary, answer, here, *lines, *_last_words(node), fix=fix)
 
 
-_ONLY_IF_HEALTHY = (
-    "A restart marks the GPU healthy again, whatever its state. Restart the plugin only if nvidia-smi -L "
-    "lists every GPU and dmesg shows no new XID; otherwise drain the node and reboot"
+_AFTER_FALLEN = replace(
+    fixes.REBOOT.other,
+    note="If the GPU is missing again after this, power the node off and on; then ask the node's vendor",
 )
 
 
-def _restart(node: Node, usual: int) -> Fix:
-    """Restart the plugin, with what to do if that isn't enough."""
-    fix, inventory = restart_plugin(node), node.nvml.inventory
-    if any("unhealthy" in line.value for line in _last_words(node)):
-        return replace(fix, before=_ONLY_IF_HEALTHY)
-    if inventory is None or sum(not gpu.error for gpu in inventory.gpus) < usual:
-        return fix
-    more = "If the kubelet still counts too few GPUs after this fix, drain the node and reboot"
-    return replace(fix, note=f"{more}. {fix.note}" if fix.note else more)
-
-
-def _after_fallen(node: Node, usual: int) -> Fix:
-    """A reboot, which alone restores a GPU that has fallen off the bus. The others may not need it."""
-    fix = fixes.REBOOT.other
-    if usual < 2:
-        return fix
-    again = restart_plugin(node).command
-    return replace(fix, note=f"Until then, this may make the other GPUs available:\n{again}")
+def _restart(node: Node) -> Fix:
+    """Restart the plugin, unless the kernel reports a fault of a GPU since the plugin's last error."""
+    logged = _time(_last_error(node)[1])
+    since = f"XID after {logged.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC" if logged else "new XID"
+    return replace(
+        restart_plugin(node),
+        before="A restart marks all GPUs healthy again, whatever their state. Restart the plugin only if "
+        f"nvidia-smi -L lists every GPU and dmesg shows no {since}; otherwise, "
+        "or if the kubelet still counts too few GPUs after this fix, drain the node and reboot",
+    )
 
 
 def _fallen(node: Node) -> tuple[XidLine, ...]:
@@ -365,24 +357,37 @@ _XID = re.compile(r"\bXid=(\d{1,4})\b")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d) ")
 
 
-def _last_words(node: Node) -> tuple[Evidence, ...]:
+def _last_error(node: Node) -> tuple[str, str]:
+    """A log of the plugin, and the last line in it that names an error; both empty without one."""
     marks = ("unhealthy", "error", "Error", *_BLIND)
     for log in node.plugin_logs:
         lines = [line for line in log.lines if any(mark in line for mark in marks)]
         if lines:
-            code = _XID.search(lines[-1])
-            meaning = (seen(f"Xid={code[1]}", xid(int(code[1])).meaning or "unknown"),) if code else ()
-            return (seen(log.path, f"{shown(lines[-1])}{_age(node, lines[-1])}"), *meaning)
-    return ()
+            return log.path, lines[-1]
+    return "", ""
+
+
+def _last_words(node: Node) -> tuple[Evidence, ...]:
+    path, line = _last_error(node)
+    if not line:
+        return ()
+    code = _XID.search(line)
+    meaning = (seen(f"Xid={code[1]}", xid(int(code[1])).meaning or "unknown"),) if code else ()
+    return (seen(path, f"{shown(line)}{_age(node, line)}"), *meaning)
+
+
+def _time(line: str) -> datetime | None:
+    """The time that the engine writes before a log line."""
+    time = _TIME.match(line)
+    try:
+        return datetime.fromisoformat(f"{time[1]}{time[2].replace('Z', '+00:00')}") if time else None
+    except ValueError:
+        return None
 
 
 def _age(node: Node, line: str) -> str:
-    """The age of a log line, by the time that the engine writes before it; empty without one."""
-    time = _TIME.match(line)
-    try:
-        logged = datetime.fromisoformat(f"{time[1]}{time[2].replace('Z', '+00:00')}") if time else None
-    except ValueError:
-        return ""
+    """The age of a log line; empty if its time is unknown."""
+    logged = _time(line)
     return f" ({ago(node.host.now() - logged.timestamp())})" if logged else ""
 
 

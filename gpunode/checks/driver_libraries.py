@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.finding import REPLACES_DRIVER, Evidence, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, Fix
 from gpunode.checks.kernel_module import failures, logged, operator_driver, xid_storms
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -99,8 +99,9 @@ def _link(node: Node, path: str) -> Fix:
     files = ("/etc/ld.so.conf", *node.host.glob("/etc/ld.so.conf.d", "*.conf"))
     listed = {line.strip() for file in files for line in (node.host.read_text(file) or "").splitlines()}
     if directory in listed:
-        return Fix("ldconfig")
-    return Fix(f"echo {shlex.quote(directory)} >> /etc/ld.so.conf.d/nvidia-driver.conf && ldconfig")
+        return Fix("ldconfig", disturbs=DISRUPTS_NOTHING)
+    add = f"echo {shlex.quote(directory)} >> /etc/ld.so.conf.d/nvidia-driver.conf"
+    return Fix(f"{add} && ldconfig", disturbs=DISRUPTS_NOTHING)
 
 
 @check(
@@ -281,7 +282,8 @@ def driver_libs_mixed(node: Node) -> Verdict:
 )
 def driver_lib_mismatch(node: Node) -> Verdict:
     """The libraries refuse a module of another version (NVML: Driver/library version mismatch, code 18).
-    Usually an unattended upgrade replaced the libraries while the old module was still loaded.
+    Usually an unattended upgrade replaced the libraries while the old module was still loaded. Running GPU
+    programs continue; new ones fail.
     """
     module, versioned = node.module, _libraries(node)
     if module is None or not module.version or not versioned:
@@ -549,7 +551,11 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
         )
     fix = driver_packages.install_driver(node)
     if fix.disturbs == REPLACES_DRIVER:
-        fix = replace(fix, before="To see the branch and packages that this installs: gpunode driver plan")
+        what = f"This installs driver branch {driver_packages.chosen(node).branch}"
+        fix = replace(
+            fix,
+            before=f"{what}. To see its packages, and whether it needs a reboot: gpunode driver plan",
+        )
     installed = "" if reason == driver.FLAVOUR else f"; {node.driver_version} is installed"
     return (warn if driven else fail)(f"{summary}{installed}", *evidence, fix=fix)
 
@@ -600,6 +606,6 @@ def driver_eol(node: Node) -> Verdict:
         ),
         fix=replace(
             driver_packages.install_driver(node),
-            before="Nothing to do now. In the next maintenance window:",
+            before="In the next maintenance window:",
         ),
     )

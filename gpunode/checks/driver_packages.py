@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
-from gpunode.checks.finding import REPLACES_DRIVER, Evidence, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, Fix
 from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
@@ -189,7 +189,7 @@ _PREBUILT = re.compile(r"^kernel/nvidia-(\d+)(srv)?(-open)?/nvidia\.ko", re.MULT
 _FOR_ONE_KERNEL = re.compile(r"(kmod-nvidia(?:-open)?-\d+\.[\d.]+)-\d+\.\d+\.\d+-")
 
 
-def _chosen(node: Node) -> Choice:
+def chosen(node: Node) -> Choice:
     """The driver that `gpunode driver plan` chooses. Its planner is imported only for the fixes that need
     it."""
     from gpunode.packages.driver_choice import choose
@@ -204,9 +204,9 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
     last = last_branch(node)
     if 0 < last < LONG_TERM and node.distribution.id != "ubuntu":
         return Fix(f"follow {_LEGACY}")
-    option = f"--branch {branch} " if branch and branch != _chosen(node).branch else ""
+    option = f"--branch {branch} " if branch and branch != chosen(node).branch else ""
     fix = Fix(f"gpunode driver install {option}--yes", disturbs=REPLACES_DRIVER)
-    return fix if node.module is None else fix.then_reboot()
+    return fix if node.module is None else replace(fix, note="If this fails, don't reboot").then_reboot()
 
 
 def newer_run_file() -> Fix:
@@ -378,7 +378,7 @@ def suse_modules(node: Node) -> str:
         return " ".join(built)
     from gpunode.packages.driver_model import OPEN
 
-    choice = _chosen(node)
+    choice = chosen(node)
     branch = driver.branch(node.driver_version) or choice.branch
     is_open = choice.flavour == OPEN if node.module_open is None else node.module_open
     kernel = driver.flavour(node.kernel)
@@ -455,7 +455,9 @@ def reinstall_firmware(node: Node, version: str, *, reboot: bool) -> Fix:
         before_reboot="",
         disruptive="none",
         note=f"If this fails, don't reboot: the repositories don't have the firmware of {version} any more. "
-        "Install another driver instead: gpunode driver install",
+        "Install another driver instead (gpunode driver install), and reboot soon: GPU programs that start "
+        "in between fail",
+        disturbs=DISRUPTS_NOTHING,
     )
     return listed.then_reboot() if reboot else listed
 

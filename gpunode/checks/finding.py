@@ -134,6 +134,7 @@ RESTARTS_FABRIC_MANAGER = "restarts the fabric manager"
 RESTARTS_IMEX = "restarts the IMEX daemon"
 RESTARTS_PLUGIN = "restarts the device plugin: running pods continue"
 RESTARTS_PLUGINS = "restarts the device plugin on all nodes of the cluster: running pods continue"
+DISRUPTS_NOTHING = "disrupts nothing that runs"
 # the libraries of the new driver don't match the module that is loaded
 REPLACES_DRIVER = "GPU programs that start before the reboot fail"
 # by `gpunode configure-runtime --runtime`; any other runtime is a Kubernetes distribution

@@ -133,6 +133,7 @@ def restart(unit: str, disturbs: str) -> Fix:
 
 RESCAN_PCI = everywhere(
     "echo 1 > /sys/bus/pci/rescan",
+    disturbs=effects.DISRUPTS_NOTHING,
     note=(
         "If no GPU appears, power the node off and check the GPU's seat and power cables; for a virtual "
         "machine, "
@@ -269,7 +270,7 @@ RESET_NOTE = (
 )
 RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", before=RESET_FIRST, note=RESET_NOTE))
 
-INSTALL_TOOLKIT = everywhere("gpunode toolkit install")
+INSTALL_TOOLKIT = everywhere("gpunode toolkit install", disturbs=effects.DISRUPTS_NOTHING)
 UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")
 
 CONFIGURE = "gpunode configure-runtime"
@@ -324,9 +325,11 @@ def rewrite_cdi(path: str, kind: str) -> Fix:
 
 START_KUBELET = same(restart("kubelet", effects.RESTARTS_KUBELET))
 RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")
-# NVIDIA's plugin is a pod, which the kubelet starts again, also if its container waits for a restart
+# NVIDIA's plugin is a pod, which the kubelet starts again, also if its container waits for a restart. The pod
+# of its MPS daemon has a similar name: the programs on shared GPUs would end with it
 RESTART_PLUGIN_POD = Fix(
-    "crictl pods --quiet --state ready --name nvidia-device-plugin | xargs --no-run-if-empty crictl stopp",
+    "crictl pods --state ready --name nvidia-device-plugin | "
+    "awk '/nvidia-device-plugin/ && !/mps-control/ {print $1}' | xargs --no-run-if-empty crictl stopp",
     disruptive="restart",
     disturbs=effects.RESTARTS_PLUGIN,
 )

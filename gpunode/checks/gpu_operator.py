@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.device_plugin import PATIENCE, shown
-from gpunode.checks.finding import Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
@@ -31,9 +31,11 @@ _TOOLKIT_LOG = fixes.look(
     "This is the log of the operator's toolkit pod, which registers the nvidia runtime with the engine: fix "
     "its last error, and the validator continues by itself",
 )
-_TRY_RUNTIME = fixes.look(
+_TRY_RUNTIME = Fix(
     "gpunode verify --on containerd",
-    "No toolkit pod of the operator has run on this node, so the validator uses the node's own nvidia "
+    look=True,
+    disturbs=DISRUPTS_NOTHING,
+    note="No toolkit pod of the operator has run on this node, so the validator uses the node's own nvidia "
     "runtime. If this fails, fix what it reports; if it succeeds, the RuntimeClass must have the handler "
     "nvidia:\nkubectl get runtimeclass nvidia --output yaml",
 )

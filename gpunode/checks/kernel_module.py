@@ -604,8 +604,8 @@ def module_disabled_next_boot(node: Node) -> Verdict:
 )
 def gsp_firmware(node: Node) -> Verdict:
     """Most of the driver runs on the GPU's own processor, and it loads this firmware each time a GPU starts:
-    after a reboot, after a reset, and without persistence mode for each program. Without a file of exactly
-    the driver's version the GPU doesn't start: RmInitAdapter failed.
+    after a reboot, after a reset and, if persistence mode is off, each time a program starts. Without a file
+    of exactly the driver's version the GPU doesn't start: RmInitAdapter failed.
     """
     module = node.module
     if module is None or not module.version:

@@ -40,7 +40,8 @@ _SHOW_LOG = fixes.look(
     "crictl ps --all --latest --quiet --name nvidia-device-plugin | "
     "xargs --no-run-if-empty crictl logs --tail 20",
     "Fix what the last lines name: the kubelet then starts the plugin again. If the command prints nothing, "
-    "this node has no container of NVIDIA's plugin; install one:\n"
+    "this node has no container of NVIDIA's plugin. Only if no other plugin allocates the GPUs, install "
+    "gpunode's on this node, which may restart its container engine (running pods continue):\n"
     "gpunode setup --kubernetes",
 )
 _PLUGINS = ("nvidia", "gpunode")
@@ -94,7 +95,7 @@ def kubelet_not_running(node: Node) -> Verdict:
 
 
 def _start(kubelet: Kubelet) -> Fix | None:
-    return start(kubelet.unit.removesuffix(".service")) if kubelet.unit else None
+    return start(kubelet.unit.removesuffix(".service"), kubelet=True) if kubelet.unit else None
 
 
 def _restart(kubelet: Kubelet) -> Fix | None:
@@ -201,9 +202,9 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 RESTART_POD = replace(
     fixes.RESTART_PLUGIN_POD,
-    note="If the command prints nothing, no pod of NVIDIA's device plugin is ready on this node. This also "
-    "lists containers that have exited ('logs ID' instead of 'ps ...' prints their error); if it lists none, "
-    "install the plugin:\n"
+    note="If the command prints nothing, no pod of NVIDIA's device plugin is ready on this node. To list "
+    "exited containers too ('logs ID' instead of 'ps ...' prints their error; if there are none, gpunode "
+    "setup --kubernetes installs gpunode's plugin):\n"
     "crictl ps --all --name nvidia-device-plugin",
 )
 

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from gpunode.checks import fixes
 from gpunode.checks.driver_packages import newer_for_kernel
-from gpunode.checks.finding import FindingStatus, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, FindingStatus, Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.hardware import kernel_argument
 from gpunode.checks.model import (
@@ -215,7 +215,7 @@ _WINDOWS_DRIVER = "follow https://docs.nvidia.com/cuda/wsl-user-guide/ to instal
 
 
 # JetPack's own repository contains it
-_TOOLKIT = Fix("apt install nvidia-container-toolkit")
+_TOOLKIT = Fix("apt install nvidia-container-toolkit", disturbs=DISRUPTS_NOTHING)
 
 
 @check(

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from gpunode.checks.catalogue import BY_ID
-from gpunode.checks.finding import Evidence, Finding, FindingStatus, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Finding, FindingStatus, Fix
 from gpunode.checks.fixes import ON_HOST, REBOOT
 from gpunode.checks.model import LAYERS
 from gpunode.checks.runner import BY_OPTION, Selection
@@ -21,7 +21,7 @@ from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import CONTAINER, TEGRA, VM, WSL2, Distribution
 from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
-from gpunode.output.result import Block, Cell, Style, Table, Text, many
+from gpunode.output.result import Block, Cell, Style, Table, Text, many, undecided
 
 # Evidence and remedies of a finding in a few lines.
 
@@ -475,13 +475,12 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text("Safe to reboot? No, fix this before a reboot:", Style.WARN)
         yield from (Text(f"  {identifier}", Style.WARN) for identifier in breaks)
     elif left:
-        unread = all(_unread(finding) for finding in findings if finding.id in left)
-        doubt = f"{many(len(left), 'check')} could not run{' without root' if unread else ''}"
+        doubt = undecided(len(left), {finding.skipped for finding in findings if finding.id in left})
         yield Text(f"Safe to reboot? No problem found, but {doubt}", Style.WARN)
     else:
         yield Text("Safe to reboot? Yes: no check found a problem that a reboot would cause", Style.GOOD)
     if fixed_by_reboot:
-        yield Text(f"  A reboot fixes {', '.join(fixed_by_reboot)}", Style.DIM)
+        yield Text(f"  A reboot is the fix for {', '.join(fixed_by_reboot)}", Style.DIM)
 
 
 @dataclass(frozen=True)
@@ -512,11 +511,18 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
         f"kubectl drain {name} --ignore-daemonsets --delete-emptydir-data",
         effect="where kubectl is set up"
         + ("" if node.name else "; NODE: this node's name in kubectl get nodes")
-        + "; data in emptyDir volumes is deleted",
+        + "; evicts this node's pods and deletes their emptyDir volumes; if it fails, go no further",
     )
-    restarts = "" if node.kubernetes else "containers stop; those with a restart policy start again"
+    restarts = "containers stop; those with a restart policy start again"
+    if node.kubernetes:  # a drain leaves Docker's own containers running
+        by_docker = any(engine.name == "docker" and engine.running for engine in node.engines)
+        restarts = "stops Docker's own containers too" if by_docker else ""
     reboots = _fixed_by_reboot(finding)
-    effect = restarts if reboots else fix.effect or ("disrupts nothing that runs" if fix.safe else "")
+    effect = (
+        restarts
+        if reboots
+        else fix.effect or (DISRUPTS_NOTHING if fix.safe or fix.disturbs == DISRUPTS_NOTHING else "")
+    )
     steps = others if reboots else []
     if drains and _needs_drain(fix):
         steps.append(drain)
@@ -554,6 +560,9 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text("This is a container. Run gpunode doctor on its host.", Style.COMMAND)
         return
     yield Text(f"{_label(fix)} first{', as root' if fix.needs_root else ''}: {finding.id}", Style.HEADING)
+    worst = _causes_first(findings)[0].id
+    if finding.id in reboot(findings).before.get(worst, ()):
+        yield Text(f"  Before the reboot that {worst} needs")
     if fix.before:
         yield Text(f"  {fix.before}")
     for number, step in enumerate(next_steps(node, findings), 1):

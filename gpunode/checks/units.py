@@ -32,13 +32,19 @@ def _last_line(host: Host, unit: str) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def start(*names: str) -> Fix:
-    """Start stopped units."""
+# the cluster evicts pods once their node is not ready for five minutes (their default toleration)
+ENDS_EVICTED = "ends pods that the cluster has evicted meanwhile"
+
+
+def start(*names: str, kubelet: bool = False) -> Fix:
+    """Start stopped units, with `kubelet` also the kubelet or one of them being it."""
+    evicted = f", which {ENDS_EVICTED}" if kubelet else ""
     return Fix(
         " && ".join(f"systemctl start {name}" for name in names),
         disruptive="restart",
-        effect=f"starts {' and '.join(names)}",
+        effect=f"starts {' and '.join(names)}{evicted}",
         note=if_stopped_again(*names),
+        before="First make sure that the kubelet wasn't stopped on purpose" if kubelet else "",
     )
 
 

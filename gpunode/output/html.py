@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.output.render import printable
-from gpunode.output.result import many
+from gpunode.output.result import many, undecided
 
 # Sections of the doctor's page as HTML, every value escaped; the most urgent ones first.
 
@@ -165,10 +165,9 @@ def _reboot(report: Report) -> Iterator[str]:
     if verdict["safe"] and not left:
         yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
     elif not verdict["findings"]:
-        unread = all(
-            finding["skipped"] == "unreadable" for finding in report.findings if finding["id"] in left
+        doubt = undecided(
+            len(left), {finding["skipped"] for finding in report.findings if finding["id"] in left}
         )
-        doubt = f"{many(len(left), 'check')} could not run{' without root' if unread else ''}"
         yield f"<p>No problem found, but {doubt}.</p>"
     else:
         yield "<p>No, fix this before a reboot:</p><ul>"
@@ -178,7 +177,7 @@ def _reboot(report: Report) -> Iterator[str]:
                 yield f"{escaped(finding['summary'])}</li>"
         yield "</ul>"
     if fixed_by_reboot:
-        yield f'<p class="quiet">A reboot fixes {escaped(", ".join(fixed_by_reboot))}.</p>'
+        yield f'<p class="quiet">A reboot is the fix for {escaped(", ".join(fixed_by_reboot))}.</p>'
     yield "</section>"
 
 

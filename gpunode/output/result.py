@@ -153,6 +153,13 @@ def many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def undecided(number: int, reasons: set[str]) -> str:
+    """How many checks of the next boot have no result, for these reasons, as in `Finding.skipped`."""
+    if reasons == {"blocked"}:
+        return f"{number} of the skipped checks {'concerns' if number == 1 else 'concern'} a reboot"
+    return f"{many(number, 'check')} could not run{' without root' if reasons == {'unreadable'} else ''}"
+
+
 def some_of(items: Sequence[object], most: int) -> str:
     """The first `most` items in words, and how many more there are: ``a, b and 3 more``."""
     more = f" and {len(items) - most} more" if len(items) > most else ""

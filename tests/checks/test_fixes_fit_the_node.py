@@ -454,7 +454,7 @@ def test_first_command_works_on_this_system(name, tmp_path):
 # by machine, what a user has to know beside the first command: its effect and note, on this node
 BESIDE = {
     "containerd-stopped-kubelet-stopped": (
-        "starts containerd and kubelet",
+        "starts containerd and kubelet, which ends pods that the cluster has evicted meanwhile",
         "If one of them stops again, the log has the reason:\n"
         "journalctl -b -u containerd -u kubelet -n 30 --no-pager",
     ),

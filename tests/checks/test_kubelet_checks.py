@@ -149,7 +149,7 @@ def test_runtime_class_is_the_fix_if_it_is_missing_in_the_pod(tmp_path):
     spec = machine("plugin-cannot-see-nvml")
     spec["recording"]["daemons"]["/run/containerd/containerd.sock"]["containers"][0]["handler"] = "nvidia"
     found = judge("plugin-cannot-see-nvml", spec, tmp_path / "nvidia")
-    assert found.fix[0].command.startswith("crictl pods --quiet --state ready --name nvidia-device-plugin")
+    assert found.fix[0].command.startswith("crictl pods --state ready --name nvidia-device-plugin | awk ")
 
 
 @pytest.mark.parametrize("strategies", ["cdi-cri,envvar", "envvar", "cdi-annotations"])

@@ -165,9 +165,11 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
     lines = page("cuda-driver-version", tmp_path)
     assert lines[lines.index("Fix first, as root: cuda-driver-version") + 1 :] == [
         "  1. kubectl drain gpu-node-07 --ignore-daemonsets --delete-emptydir-data",
-        "     (where kubectl is set up; data in emptyDir volumes is deleted)",
+        "     (where kubectl is set up; evicts this node's pods and deletes their emptyDir volumes; if it "
+        "fails, go no further)",
         "  2. gpunode driver install --yes",
         "     (GPU programs that start before the reboot fail)",
+        "     If this fails, don't reboot",
         "  3. reboot",
         "  4. gpunode doctor",
         "  5. kubectl uncordon gpu-node-07",
@@ -245,16 +247,17 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
             "allocatable-zero-after-xid-79",
             (
                 "  2. reboot",
-                "     Until then, this may make the other GPUs available:",
-                "     crictl pods --quiet --state ready --name nvidia-device-plugin | "
-                "xargs --no-run-if-empty crictl stopp",
+                "     (stops Docker's own containers too)",
+                "     If the GPU is missing again after this, power the node off and on; then ask the node's "
+                "vendor",
             ),
         ),
         (
             "allocatable-fewer-suse",
             (
-                "  A restart marks the GPU healthy again, whatever its state. Restart the plugin only if "
-                "nvidia-smi -L lists every GPU and dmesg shows no new XID; otherwise drain the node "
+                "  A restart marks all GPUs healthy again, whatever their state. Restart the plugin only if "
+                "nvidia-smi -L lists every GPU and dmesg shows no XID after 2026-01-03 04:11:09 UTC; "
+                "otherwise, or if the kubelet still counts too few GPUs after this fix, drain the node "
                 "and reboot",
                 "  1. kubectl delete pod --namespace kube-system nvidia-device-plugin-daemonset-7x2lq",
                 "     (restarts the device plugin: running pods continue)",
@@ -263,12 +266,13 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         ),
         (
             "operator-validations",
-            ("  1. gpunode verify --on containerd",),
+            ("  1. gpunode verify --on containerd", "     (disrupts nothing that runs)"),
         ),
         (
             "toolkit-missing",
             (
                 "  1. gpunode toolkit install",
+                "     (disrupts nothing that runs)",
                 "  2. gpunode configure-runtime --runtime containerd",
                 "     (restarts containerd: running containers continue)",
                 "  3. gpunode doctor",
@@ -278,6 +282,7 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
             "jetson-without-toolkit",
             (
                 "  1. apt install nvidia-container-toolkit",
+                "     (disrupts nothing that runs)",
                 "  2. gpunode configure-runtime --runtime docker",
                 "     (reloads Docker: running containers continue)",
             ),
@@ -430,7 +435,10 @@ def test_the_gpu_that_has_fallen_off_the_bus_is_in_the_headline(tmp_path):
 def test_a_stopped_kubelet_is_named_with_its_command(tmp_path):
     lines = page("containerd-cri-disabled-kubelet-stopped", tmp_path)
     assert "  kubelet.service: stopped" in lines
-    at = lines.index("     Then start the kubelet:")
+    at = lines.index(
+        "     Then start the kubelet, unless it was stopped on purpose; this ends pods that the cluster has "
+        "evicted meanwhile:"
+    )
     assert lines[at + 1] == "     systemctl start kubelet"
     assert lines[0].startswith("1 error: the kubelet is stopped, and containerd's CRI plugin is disabled")
 
