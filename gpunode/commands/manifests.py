@@ -171,7 +171,7 @@ def checked_resource(name: str) -> str:
 # `gpunode manifests daemon-set` and `all`: the device plugin, and every object that it needs.
 
 IMAGE_HINT = (
-    "build it (docs/manifests.md), push it to a registry, and name yours with --image"
+    "build it (make image, or from the offline bundle), push it to a registry, and name yours with --image"
     f" REGISTRY/gpunode:{__version__} (docs/manifests.md)"
 )
 OWN_NAMESPACE = "kube-system"  # exists in every cluster, and lets pods mount the node's directories
