@@ -83,10 +83,11 @@ def test_each_resource_is_registered_and_counted(host: Host, kubelet: KubeletStu
         assert kubelet.wait_allocatable(MIG, 7, 30)
         assert eventually(lambda: made.service.ready)
         assert {one.resource for one in kubelet.registrations} == {GPU, MIG}
-        assert made.service.status == (
+        expected = (
             f"2 of 2 {GPU} healthy, registered with the kubelet; "
             f"7 of 7 {MIG} healthy, registered with the kubelet"
         )
+        assert eventually(lambda: made.service.status == expected), made.service.status
     assert kubelet.wait_allocatable(GPU, 0, 30)
     assert kubelet.wait_allocatable(MIG, 0, 30)
     assert host.glob(DIRECTORY, "nvidia*") == host.glob(REGISTRY, "*") == ()
