@@ -19,7 +19,7 @@ from gpunode.plugin.observe import http
 from gpunode.plugin.observe.metrics import FAMILIES
 from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.nodes import MemoryLog, eventually
-from tests.plugin.observe.node import GPU, LISTEN, QUICK, get, inject, parsed, port_of, scrape, value
+from tests.plugin.observe.node import GPU, LISTEN, QUICK, Values, get, inject, parsed, port_of, scrape, value
 from tests.plugin.observe.test_status_report import SHARED
 from tests.plugin.serving import Start, kubelet
 
@@ -40,7 +40,7 @@ def test_advertised_allocated_and_unhealthy_devices_are_counted(node) -> None:
     inject(serving, "xid", "79", "--gpu", "3")
     assert stub.wait_allocatable(GPU, 3, 30), serving.log()
     port = port_of(serving)
-    found = scrape(port)
+    found = scrape_measured(port)
     assert {name for name, _ in found} >= {
         "gpunode_build_info",
         "gpunode_plugin_rpc_duration_seconds_bucket",
@@ -77,6 +77,13 @@ def test_advertised_allocated_and_unhealthy_devices_are_counted(node) -> None:
 
 
 HEALTHY = "gpunode_gpu_healthy"
+USED = "gpunode_gpu_memory_used_bytes"
+
+
+def scrape_measured(port: int) -> Values:
+    """The metrics, once the thread that measures memory has its first values."""
+    assert eventually(lambda: USED in {name for name, _ in scrape(port)})
+    return scrape(port)
 
 
 def test_every_metric_has_its_family_and_labels(node) -> None:
@@ -101,12 +108,11 @@ def test_shares_are_counted_and_their_utilization_is_left_out(node) -> None:
     assert stub.wait_allocatable(f"{GPU}.shared", 4, 60), serving.log()
     stub.admit("ml/a", "main", {f"{GPU}.shared": 2})
     stub.admit("ml/b", "main", {f"{GPU}.shared": 1})
-    found = scrape(port_of(serving))
+    found = scrape_measured(port_of(serving))
     assert value(found, "gpunode_container_gpu_shares", pod="a") == 2
     assert value(found, "gpunode_container_gpu_shares", pod="b") == 1
     names = {name for name, _ in found}
     assert not [name for name in names if name.startswith("gpunode_container_gpu_") and "shares" not in name]
-    assert "gpunode_gpu_memory_used_bytes" in names
 
 
 def test_mig_device_has_memory_metrics_and_no_utilization(node) -> None:
@@ -114,7 +120,7 @@ def test_mig_device_has_memory_metrics_and_no_utilization(node) -> None:
     serving = start("--simulate", "a100:1,mig=3g.20gb*2", "--mig-strategy", "mixed", *LISTEN, *QUICK)
     assert stub.wait_allocatable("nvidia.com/mig-3g.20gb", 2, 60), serving.log()
     held = stub.admit("ml/a", "main", {"nvidia.com/mig-3g.20gb": 1})
-    found = scrape(port_of(serving))
+    found = scrape_measured(port_of(serving))
     mine = {name for name, labels in found if ("accelerator_id", held.ids[0]) in labels}
     assert mine == {"gpunode_container_gpu_memory_total_bytes", "gpunode_container_gpu_memory_used_bytes"}
 
