@@ -222,7 +222,8 @@ def recorded_transcript(machine: str, *argv: str) -> str:
 
 
 def setup_transcript() -> str:
-    return recorded_transcript("fresh-node-with-driver", "setup", "--kubernetes")
+    shown = recorded_transcript("fresh-node-with-driver", "setup", "--kubernetes")
+    return shown.replace("$ gpunode setup --kubernetes\n", "$ gpunode setup --kubernetes --root NODE\n", 1)
 
 
 TRANSCRIPTS: dict[str, Callable[[], str]] = {

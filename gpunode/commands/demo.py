@@ -351,7 +351,7 @@ def run(host: Host, progress: Progress) -> Result:
         transcript = Transcript()
         transcript.blocks.append(Text(f"$ export GPUNODE_ROOT={root}", Style.COMMAND))
         transcript.blocks.append(
-            Text("# a simulated node: 8 x H100, the driver installed, nothing configured")
+            Text("# a simulated node: 8 x H100, the driver installed, nothing configured; deleted at the end")
         )
         transcript.blocks.append(Text(""))
         _doctor(transcript, node, progress)
