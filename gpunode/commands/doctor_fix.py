@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 
 from gpunode.checks.finding import Finding, FindingStatus, Step
 from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
@@ -11,8 +13,8 @@ from gpunode.checks.report import in_order
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.gpu.child import module_argv
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit, Journal, lock_path
-from gpunode.host.transaction import LOCK_SECONDS, Restart, attempt, change_files
+from gpunode.host.journal import FileEdit
+from gpunode.host.transaction import Restart, attempt, change_files
 from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text
 from gpunode.packages.apply import CarriedOut
 from gpunode.runtime.apply import engine_restart
@@ -144,6 +146,8 @@ def _try_fix(host: Host, planned: PlannedFix, steps: Sequence[Step], progress: P
     except GpunodeError as error:
         hint = f" ({error.hint})" if error.hint else ""
         return Outcome(planned.id, "failed", f"{error.message}{hint}")
+    for note in carried_out.notes:
+        progress.note(note)
     return Outcome(planned.id, "done", "", carried_out.commands, carried_out.changes, carried_out.journal)
 
 
@@ -229,6 +233,8 @@ def carry_out(
 ) -> CarriedOut:
     """Write files first, then create links and run programs in their order; roll back on failure.
 
+    Everything runs under the lock and is recorded in the journal. gpunode's own commands take the lock
+    themselves, so they run without it: what was done before one of them stays if it fails.
     `restart` restarts the engine of another command's killed run; see `host.transaction.begin`.
     `DaemonError` for a program that fails, or `RolledBackError` if files were rolled back because of it.
     `PreconditionError` if this user has no permission.
@@ -237,36 +243,35 @@ def carry_out(
         raise PreconditionError("fixes can be applied only on the node itself", hint="remove --root")
     files = [step for step in steps if step.path and not step.link]
     actions = [step for step in steps if step.argv or step.link]
-    commands = tuple(
-        " ".join(step.argv) if step.argv else f"ln -s {step.link} {step.path}" for step in actions
-    )
+    parts = [(own, list(part)) for own, part in groupby(actions, lambda step: step.argv[:1] == (_OURS,))]
+    if files and (not parts or parts[0][0]):
+        parts.insert(0, (False, []))
+    done = CarriedOut()
+    for own, part in parts:
+        if own:
+            _run(host, part, progress)
+        commands = tuple(" ".join(step.argv or ("ln", "-s", step.link, step.path)) for step in part)
+        changed = change_files(
+            host,
+            _OPERATION,
+            partial(_edits, host, files),
+            restart,
+            context={"check": check, "commands": list(commands)},
+            activate=partial(_run, host, [] if own else part, progress),
+            always_activate=bool(part),
+        )
+        files = []
+        done = CarriedOut(
+            (*done.changes, *(edit.change() for edit in changed.edits)),
+            (*done.commands, *commands),
+            done.journal or changed.journal,
+            (*done.notes, *changed.notes),
+        )
+    return done
 
-    def plan() -> tuple[FileEdit, ...]:
-        return tuple(FileEdit(step.path, host.read_bytes(step.path), step.content.encode()) for step in files)
 
-    def activate() -> None:
-        _run(host, actions, progress)
-
-    if not files:
-        activate()
-        _note(host, check, commands)
-        return CarriedOut((), commands)
-    context = {"check": check, "commands": list(commands)}
-    changed = change_files(host, _OPERATION, plan, restart, context=context, activate=activate)
-    if not changed.journal:  # the files already had the right contents
-        activate()
-    return CarriedOut(
-        tuple(edit.change() for edit in changed.edits), commands, changed.journal, changed.notes
-    )
-
-
-def _note(host: Host, check: str, commands: tuple[str, ...]) -> None:
-    """Record in the journal what was run; no file needs to be restored."""
-    journal = Journal.of(host)
-    context = {"engine": "", "units": [], "check": check, "commands": list(commands)}
-    with host.lock(lock_path(host), LOCK_SECONDS):
-        journal.mark(journal.begin(_OPERATION, (), context), "committed")
-        journal.prune()
+def _edits(host: Host, files: Sequence[Step]) -> tuple[FileEdit, ...]:
+    return tuple(FileEdit(step.path, host.read_bytes(step.path), step.content.encode()) for step in files)
 
 
 def _run(host: Host, steps: Sequence[Step], progress: Progress) -> None:

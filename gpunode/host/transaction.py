@@ -505,6 +505,7 @@ def change_files(
     named_units: Sequence[str] = (),
     stopped_units: Sequence[str] = (),
     activate: Callable[[], None] = lambda: None,
+    always_activate: bool = False,
     done: Callable[[], None] = lambda: None,
     dry_run: bool = False,
 ) -> FilesChanged:
@@ -515,10 +516,11 @@ def change_files(
     Of `named_units` those are enabled that get a file, and those disabled that lose theirs.
     `activate` is called when the files are written; if it raises, they are rolled back. `stopped_units` are
     other units that it stops and disables, which a rollback undoes; with these it is called, and recorded in
-    the journal, even if no file changes. `done` is called after success, also if nothing had to change, still
-    under the lock.
+    the journal, even if no file changes. With `always_activate` it is called even without those, and recorded
+    only if it succeeds, because there is nothing to roll back. `done` is called after success, also if
+    nothing had to change, still under the lock.
     `PreconditionError` for files that this user may not write. `RolledBackError` or `NotRestoredError` if
-    `activate` fails with a `DaemonError`.
+    `activate` fails with a `DaemonError` after something was changed.
     """
     if not dry_run and host.live and not host.is_root:
         _require_rights(host, plan())
@@ -527,7 +529,8 @@ def change_files(
         changed = tuple(edit for edit in edits if edit.action != "unchanged")
         if dry_run:
             return FilesChanged(edits, "", notes)
-        if not changed and not stopped_units:
+        undoable = bool(changed or stopped_units)
+        if not undoable and not always_activate:
             done()
             return FilesChanged(edits, "", notes)
         manifest = {"engine": "", "units": list(named_units), **(context or {})}
@@ -535,17 +538,21 @@ def change_files(
         change = Transaction(journal, operation, changed, manifest)
 
         def act() -> None:
-            change.open()
+            if undoable:
+                change.open()
             activate()
+            change.open()
 
         try:
             change.run(act)
         except DaemonError as error:
+            if not undoable:
+                raise
             units = " ".join(named_units)
             hint = f"look at it: systemctl status {units}" if units else error.hint
             raise RolledBackError(f"{error}; the files are as before", hint=hint) from error
         done()
-        return FilesChanged(edits, change.open().id, notes)
+        return FilesChanged(edits, change.open().id if undoable else "", notes)
 
 
 def _require_rights(host: Host, edits: Sequence[FileEdit]) -> None:

@@ -73,6 +73,45 @@ def test_entry_with_only_commands_is_in_the_journal_and_cannot_roll_back(host: H
         rollback.roll_back(host, QUIET)
 
 
+def test_programs_run_under_the_lock(host: Host, tmp_path: Path) -> None:
+    """Also if the files are right already, or there are none, so that no other run changes the node then."""
+    path, lock = tmp_path / "there.conf", tmp_path / "state" / "lock"
+    path.write_text("right\n")
+    locked = Step(argv=("sh", "-c", f"flock -n -E 9 {lock} true; [ $? = 9 ]"))
+    for steps in ((Step(path=str(path), content="right\n"), locked), (locked,)):
+        did = carry_out(host, "one", steps, no_engine, QUIET)
+        assert did.journal == ""
+    assert [(entry["state"], entry["commands"]) for entry in journal(tmp_path)] == [
+        ("committed", [" ".join(locked.argv)])
+    ] * 2
+
+
+def test_own_command_takes_the_lock_itself(host: Host, tmp_path: Path) -> None:
+    """The rollback undoes what was done and recorded before it."""
+    path = tmp_path / "new.conf"
+    steps = (Step(path=str(path), content="new\n"), Step(argv=("true",)), Step(argv=("gpunode", "rollback")))
+    did = carry_out(host, "one", steps, no_engine, QUIET)
+    assert not path.exists()
+    assert did.commands == ("true", "gpunode rollback")
+    entries = sorted(journal(tmp_path), key=lambda entry: int(entry["sequence"]))
+    assert [(entry["operation"], entry["state"], entry.get("commands")) for entry in entries] == [
+        ("doctor-fix", "rolled-back", ["true"]),
+        ("rollback", "committed", None),
+        ("doctor-fix", "committed", ["gpunode rollback"]),
+    ]
+
+
+def test_failed_program_is_reported_as_it_is_if_no_file_changed(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "there.conf"
+    path.write_text("right\n")
+    with pytest.raises(DaemonError, match=r"^false: exit code 1$") as caught:
+        carry_out(
+            host, "one", (Step(path=str(path), content="right\n"), Step(argv=("false",))), no_engine, QUIET
+        )
+    assert not isinstance(caught.value, RolledBackError)
+    assert journal(tmp_path) == []
+
+
 def test_failed_program_leaves_no_entry(host: Host, tmp_path: Path) -> None:
     with pytest.raises(DaemonError, match=r"^false: exit code 1$"):
         carry_out(host, "one", (Step(argv=("false",)),), no_engine, QUIET)

@@ -154,6 +154,17 @@ def test_safe_fix_is_applied_and_its_check_runs_again(node: Node) -> None:
     assert entry["commands"] == node.called
 
 
+def test_programs_run_under_the_lock(node: Node) -> None:
+    is_locked = (
+        "flock --nonblock --conflict-exit-code 9 {place}/state/lock true\n"
+        "[ $? = 9 ] && echo locked >> {place}/called || exit 1\n"
+    )
+    node.program("modprobe", _MODPROBE + is_locked)
+    report = node.fixes("uvm-not-loaded", "--fix", "--apply")
+    assert report["exitCode"] == 0, report
+    assert node.called == ["modprobe nvidia-uvm", "locked", "nvidia-modprobe -c0 -u"]
+
+
 def test_failed_program_is_reported_with_its_output(node: Node) -> None:
     (node.place / "broken").touch()
     done = node.doctor("uvm-not-loaded", "--fix", "--apply")
