@@ -133,7 +133,7 @@ class GpuState:
         return max(hold, min(hold * 2.0 ** min(times, 16), _HOUR))
 
 
-_MOST_MARKS = 64  # of one GPU; a storm of different XIDs must not grow without limit
+_MOST_MARKS = 64  # of one GPU; a storm of different XIDs must not grow without limit; see `_add`
 
 
 class HealthJudge:
@@ -273,6 +273,17 @@ class HealthJudge:
             mark = replace(mark, generation=good.generation, ecc=good.ecc_volatile, asked=needs_reset(good))
         if len(marks) < _MOST_MARKS:
             self._put(mark.gpu, [*marks, mark])
+            return
+        # the bound must not leave an instance healthy that only this mark concerns
+        last = worst((marks[-1], mark)) or mark
+        self._put(mark.gpu, [*marks[:-1], replace(last, gi=None, ci=None, last=now, mended=0.0)])
+        if times := self._rarely.times(("many", mark.gpu)):
+            self._log.error(
+                f"the GPU has more than {_MOST_MARKS} problems; the last one counts for the whole GPU",
+                device=mark.gpu,
+                reason=last.reason,
+                times=times,
+            )
 
     def _stand(self, state: GpuState, reading: Reading, now: float) -> None:
         """Add marks for problems in the reading, and end those that it no longer shows."""

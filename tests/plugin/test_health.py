@@ -135,8 +135,21 @@ def test_storm_of_events_needs_few_lines_and_bounded_memory() -> None:
         "ignored GPU event",
         "health event of an unknown GPU",
         "ignored GPU event",
+        "the GPU has more than 64 problems; the last one counts for the whole GPU",
     ]
     assert len(node.judge.kept) == 64
+
+
+def test_instance_of_a_gpu_with_too_many_problems_is_unhealthy() -> None:
+    node = Node(enabled=frozenset({ALL_XIDS}))
+    for number in range(64):
+        node.xid(5000 + number, gi=1, ci=0)
+    assert (node.why(part(1)), node.why(part(2))) == ("xid-5000", "")
+    node.xid(5064, gi=2, ci=0)
+    assert (node.why(part(1)), node.why(part(2))) == ("xid-5000", "xid-5063")
+    node.xid(79)
+    assert (node.why(part(1)), node.why(part(2))) == ("xid-79", "xid-79")
+    assert node.log.messages() == ["the GPU has more than 64 problems; the last one counts for the whole GPU"]
 
 
 def test_only_xid_48_counts_if_all_others_are_disabled() -> None:

@@ -79,6 +79,7 @@ def test_every_share_of_a_failing_gpu_is_marked_and_recovers(node: Node, short: 
     node.write(machine(3).with_event(Event(gpu_uuid(1), data=94)))
     assert node.ready(8), serving.log()
     assert node.unhealthy() == tuple(f"{gpu_uuid(1)}::{share}" for share in range(4))
+    assert serving.says('msg="GPU is unhealthy"')  # written after the kubelet has the list
     assert serving.log().count('msg="GPU is unhealthy"') == 1
     assert node.ready(12), serving.log()  # a contained error: healthy again after the hold time
 
