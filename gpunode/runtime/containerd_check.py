@@ -123,7 +123,7 @@ def _stage(host: Host, directory: Path, main: str, texts: Texts) -> dict[str, st
         tree.pop("imports", None)
 
     for name, copy_path in copies.items():
-        text = toml_edit.edit(contents[name], no_imports, name)
+        text = toml_edit.edit(contents[name], no_imports, name, _plain_imports(name))
         host.write_atomic(str(copy_path), text.encode(), mode=0o600)
 
     def redirect(tree: Tree) -> None:
@@ -132,9 +132,14 @@ def _stage(host: Host, directory: Path, main: str, texts: Texts) -> dict[str, st
             tree["imports"] = [str(path) for path in copies.values()]
 
     staged = directory / "config.toml"
-    text = toml_edit.edit(contents.get(main, ""), redirect, main)
+    text = toml_edit.edit(contents.get(main, ""), redirect, main, _plain_imports(main))
     host.write_atomic(str(staged), text.encode(), mode=0o600)
     return {main: str(staged), **{name: str(copied) for name, copied in copies.items()}}
+
+
+def _plain_imports(path: str) -> str:
+    """The hint if no copy with other imports can be made of a file."""
+    return f"write its imports on one line above the first table: ${{EDITOR:-vi}} {path}"
 
 
 def _reason(answer: Completed, places: Mapping[str, str]) -> str:

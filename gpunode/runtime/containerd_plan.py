@@ -62,15 +62,8 @@ class _Draft:
         """New text of every file that changes."""
         result: dict[str, str | None] = {}
         for path, mutations in self.mutations.items():
-            hint = "" if path == self.state.drop_in else self._hint()
-            text = self.state.texts.get(path, "")
-            result[path] = toml_edit.edit(text, in_turn(mutations), path, hint)
+            result[path] = toml_edit.edit(self.state.texts.get(path, ""), in_turn(mutations), path)
         return result
-
-    def _hint(self) -> str:
-        if not self.state.deep:
-            return ""
-        return f"use a drop-in: gpunode configure-runtime --drop-in-config {self.state.drop_in}"
 
 
 def configured(state: State, desired: DesiredConfig) -> Outcome:

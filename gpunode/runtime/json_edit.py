@@ -54,9 +54,10 @@ def edit(text: str, mutate: Mutation, path: str) -> str:
         for change in changes:
             result = _apply(result, change)
     if not same(_exact(result), new):
+        keys = ", ".join(".".join(change.path) for change in changes)
         raise ConfigError(
             f"{path} can't be edited without changing other settings; it was not changed",
-            hint="make the change manually: gpunode configure-runtime --dry-run shows what belongs there",
+            hint=f"change {keys} manually: ${{EDITOR:-vi}} {path}; then run the same command again",
         )
     return result
 

@@ -162,7 +162,7 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
 
     With `beside_comments` a new key is added after the comment that shows it (``#key = ...``), if there is
     one. `ConfigError` names the file if it isn't TOML (with line and column) or can't be edited without
-    changing something else; `hint` is then the alternative.
+    changing something else; its hint is then `hint`, or else what to change manually.
     """
     old = parse_toml(text, path)
     new = mutated(old, mutate)
@@ -183,9 +183,25 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
             return text[: len(text) - len(body)] + accepted
     raise ConfigError(
         f"{path} can't be edited without changing other settings; it was not changed",
-        hint=hint or "make the change manually: gpunode configure-runtime --dry-run shows what belongs there",
+        hint=hint or f"in {path}, {', and '.join(map(_manually, changes))}; then run the same command again",
         code="toml-guard",
     )
+
+
+def _manually(change: Edit) -> str:
+    """One change as an instruction for a person."""
+    if isinstance(change, Remove):
+        return f"remove {dotted(change.path)}"
+    table = f"below [{dotted(change.path[:-1])}] " if change.path[:-1] else ""
+    return f"{table}set {dotted(change.path[-1:])} = {_on_one_line(change.value)}"
+
+
+def _on_one_line(value: Any) -> str:
+    import tomlkit
+
+    if not isinstance(value, dict):
+        return tomlkit.item(value).as_string()
+    return f"{{ {', '.join(f'{dotted((key,))} = {_on_one_line(inner)}' for key, inner in value.items())} }}"
 
 
 def _is_new_line(change: Edit, old: Tree) -> bool:

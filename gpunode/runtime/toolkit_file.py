@@ -9,8 +9,6 @@ from gpunode.errors import ConfigError
 from gpunode.runtime import toml_edit
 from gpunode.runtime.trees import Tree
 
-_HINT = "make the change manually: ${EDITOR:-vi} "
-
 
 def with_settings(text: str, path: str, settings: Mapping[tuple[str, ...], Any]) -> str:
     """`text` with these keys set; a new one is added after the comment that shows it.
@@ -22,7 +20,7 @@ def with_settings(text: str, path: str, settings: Mapping[tuple[str, ...], Any])
         for key, value in settings.items():
             _table(tree, key, path)[key[-1]] = value
 
-    after = toml_edit.edit(text, mutate, path, _HINT + path, beside_comments=True)
+    after = toml_edit.edit(text, mutate, path, beside_comments=True)
     return after if after == text or after.endswith("\n") else f"{after}\n"
 
 
@@ -37,7 +35,7 @@ def without_settings(text: str, path: str, keys: Sequence[tuple[str, ...]]) -> s
             if isinstance(here, dict):
                 here.pop(key[-1], None)
 
-    return toml_edit.edit(text, mutate, path, _HINT + path)
+    return toml_edit.edit(text, mutate, path)
 
 
 def _table(tree: Tree, key: tuple[str, ...], path: str) -> Tree:

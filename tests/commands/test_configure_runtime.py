@@ -487,6 +487,38 @@ def test_name_of_the_engines_builtin_runtime_is_refused(
     assert snapshot(root) == before
 
 
+@pytest.mark.parametrize("release", ["1.6.20", "2.1.9"])
+def test_file_that_cannot_be_edited_names_the_change_to_make_manually(root: Path, release: str) -> None:
+    """The change is the runtime itself, also with containerd 2, where the file that has it is edited."""
+    set_release(root, release)
+    containerd = f'plugins."{P2}".containerd'
+    text = (
+        f'version = 2\n[plugins."{P2}"]\ncontainerd.default_runtime_name = """\nrunc"""\n'
+        'containerd.runtimes.runc.runtime_type = "io.containerd.runc.v2"\n'
+        'containerd.runtimes.nvidia.runtime_type = """\nx"""\n'
+    )
+    (root / CONTAINERD).write_text(text)
+    argv = ("--root", str(root), "configure-runtime", "--runtime", "containerd", "--dry-run")
+    ran = gpunode(*argv)
+    options = 'options = { BinaryName = "/usr/bin/nvidia-container-runtime" }'
+    kind = 'runtime_type = "io.containerd.runc.v2"'
+    assert (ran.code, ran.err.splitlines()) == (
+        1,
+        [
+            f"error: /{CONTAINERD} can't be edited without changing other settings; it was not changed "
+            f"(under --root {root})",
+            f"hint: in /{CONTAINERD}, below [{containerd}.runtimes.nvidia] set {kind}, and below "
+            f"[{containerd}.runtimes.nvidia] set {options}; then run the same command again",
+        ],
+    )
+    (root / CONTAINERD).write_text(
+        f'version = 2\n[{containerd}]\ndefault_runtime_name = """\nrunc"""\n[{containerd}.runtimes.runc]\n'
+        f"{kind}\n[{containerd}.runtimes.nvidia]\n{kind}\n{options}\n"
+    )
+    ran = gpunode(*argv, "--exit-code")
+    assert (ran.code, ran.err) == (0, ""), ran.out
+
+
 def test_second_of_two_equal_keys_is_named_with_its_position(root: Path, configure: Configure) -> None:
     (root / DOCKER).write_text('{\n  "debug": true,\n  "debug" : false\n}\n')
     with pytest.raises(ConfigError, match=r"daemon.json:3:3: duplicate key .*, first on line 2"):

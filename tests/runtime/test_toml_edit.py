@@ -54,6 +54,14 @@ def test_file_that_cannot_be_edited_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"^config\.toml can't be edited") as caught:
         toml_edit.edit(text, add_runtime, "config.toml", "use a drop-in")
     assert (caught.value.code, caught.value.hint) == ("toml-guard", "use a drop-in")
+    with pytest.raises(ConfigError) as caught:
+        toml_edit.edit(text, add_runtime, "config.toml")
+    below = f'below [plugins."{P2}".containerd] set'
+    assert caught.value.hint == (
+        f'in config.toml, {below} default_runtime_name = "nvidia", and {below} runtimes = '
+        '{ nvidia = { runtime_type = "r2", options = { BinaryName = "/n" } } }; '
+        "then run the same command again"
+    )
 
 
 def test_unparsable_file_has_line_and_column() -> None:
