@@ -43,9 +43,6 @@ COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process
 VIRTUALIZATION = ("none", "passthrough", "vgpu", "host-vgpu", "host-vsga")
 """NVML_GPU_VIRTUALIZATION_MODE_* from 0 on; vgpu is a virtual GPU as its guest sees it."""
 
-ADDRESSING = ("none", "hmm", "ats")
-"""NVML_DEVICE_ADDRESSING_MODE_* from 0 on: how GPU and host share memory addresses."""
-
 SLOWDOWNS = {0x8: "hw-slowdown", 0x20: "sw-thermal", 0x40: "hw-thermal", 0x80: "hw-power-brake"}
 """Bits of nvmlClocksEventReasons that say that something holds a GPU back. Idle clocks, chosen clocks, the
 power cap and the like are no such reason."""
@@ -92,9 +89,8 @@ class Condition:
     degrees Celsius, power in milliwatts, memory in bytes. `remapped` and `retired` count memory rows and
     pages that were disabled because of uncorrectable errors, `retired_pages` those of either cause.
     `ecc_mode`, `mig_mode`: on or off now, with `_next` after the next reset. `slowdowns` are the `SLOWDOWNS`
-    that were active in two samples. `nvlinks` are the states of links 0, 1, ... `addressing` is one of
-    `ADDRESSING`. `cc_enabled` and `cc_ready` are the whole node's: confidential computing, and whether its
-    GPUs accept work.
+    that were active in two samples. `nvlinks` are the states of links 0, 1, ... `cc_enabled` and `cc_ready`
+    are the whole node's: confidential computing, and whether its GPUs accept work.
     """
 
     index: int = 0
@@ -117,23 +113,13 @@ class Condition:
     mig_mode: bool | None = None
     mig_mode_next: bool | None = None
     virtualization: str | None = None
-    gsp_enabled: bool | None = None
-    gsp_default: bool | None = None
-    gsp_version: str | None = None
-    addressing: str | None = None
     slowdowns: tuple[str, ...] | None = None
     temperature: int | None = None
     temperature_slowdown: int | None = None
     power_limit: int | None = None
     power_limit_default: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_replays: int | None = None
     nvlinks: tuple[bool, ...] | None = None
     fabric: Fabric = field(default_factory=Fabric)
-    memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
@@ -347,7 +333,6 @@ def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | Non
     processes = _processes(gpu)
     memory = _memory(gpu)
     ecc, mig = gpu.switches("nvmlDeviceGetEccMode"), gpu.switches("nvmlDeviceGetMigMode")
-    gsp = gpu.switches("nvmlDeviceGetGspFirmwareMode")
     virtualization = gpu.word("nvmlDeviceGetVirtualizationMode", VIRTUALIZATION)
     return Condition(
         *names,
@@ -366,24 +351,14 @@ def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | Non
         mig_mode=mig[0],
         mig_mode_next=mig[1],
         virtualization=virtualization,
-        gsp_enabled=gsp[0],
-        gsp_default=gsp[1],
-        gsp_version=_text(gpu.call("nvmlDeviceGetGspFirmwareVersion")),
-        addressing=gpu.word("nvmlDeviceGetAddressingMode", ADDRESSING),
         temperature=gpu.number("nvmlDeviceGetTemperature", 0),
         temperature_slowdown=gpu.number("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN_THRESHOLD),
         power_limit=gpu.number("nvmlDeviceGetEnforcedPowerLimit"),
         power_limit_default=gpu.number("nvmlDeviceGetPowerManagementDefaultLimit"),
-        pcie_width=gpu.number("nvmlDeviceGetCurrPcieLinkWidth"),
-        pcie_width_max=gpu.number("nvmlDeviceGetMaxPcieLinkWidth"),
-        pcie_generation=gpu.number("nvmlDeviceGetCurrPcieLinkGeneration"),
-        pcie_generation_max=gpu.number("nvmlDeviceGetMaxPcieLinkGeneration"),
-        pcie_replays=gpu.number("nvmlDeviceGetPcieReplayCounter"),
         nvlinks=_nvlinks(gpu),
         fabric=_fabric(gpu),
-        memory_total=memory[0],
-        memory_used=memory[1],
-        memory_reserved=memory[2],
+        memory_used=memory[0],
+        memory_reserved=memory[1],
         processes=processes,
         display_active=gpu.switch("nvmlDeviceGetDisplayActive"),
         licence=_licence(gpu) if virtualization == "vgpu" else Licence(),
@@ -419,14 +394,14 @@ def _retired_pages(gpu: _Gpu) -> tuple[int | None, int | None]:
     return counts[0], counts[1]
 
 
-def _memory(gpu: _Gpu) -> tuple[int | None, int | None, int | None]:
-    """Total, used and reserved bytes. Drivers before 510 count the reserved as used and don't report it
+def _memory(gpu: _Gpu) -> tuple[int | None, int | None]:
+    """Used and reserved bytes. Drivers before 510 count the reserved as used and don't report it
     separately."""
     memory = gpu.call("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
     if memory is not None:
-        return int(memory.total), int(memory.used), int(memory.reserved)
+        return int(memory.used), int(memory.reserved)
     memory = gpu.call("nvmlDeviceGetMemoryInfo")
-    return (None, None, None) if memory is None else (int(memory.total), int(memory.used), None)
+    return (None if memory is None else int(memory.used)), None
 
 
 def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:

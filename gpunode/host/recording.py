@@ -49,22 +49,18 @@ _READING |= dict.fromkeys(("error", "recoveryAction", "fabricState", "fabricErro
 _FABRIC = {"state": _TEXT, "status": _COUNT, "cluster": _TEXT, "clique": _COUNT, "health": _COUNT}
 _LICENCE = {"supported": _FLAG, "licensed": _FLAG, "products": (_TEXTS, None)}
 _PROCESS = {"pid!": int, "graphics": bool, "memoryBytes": _COUNT}
-_CONDITION: dict[str, Any] = dict.fromkeys(
-    ("error", "computeMode", "virtualization", "gspVersion", "addressing"), _TEXT
-)
+_CONDITION: dict[str, Any] = dict.fromkeys(("error", "computeMode", "virtualization"), _TEXT)
 _CONDITION |= dict.fromkeys(
     (
         *("sramThresholdExceeded", "channelRepairPending", "tpcRepairPending", "inforomValid", "persistence"),
-        *("eccMode", "eccModeNext", "migMode", "migModeNext", "gspEnabled", "gspDefault", "displayActive"),
-        *("ccEnabled", "ccReady"),
+        *("eccMode", "eccModeNext", "migMode", "migModeNext", "displayActive", "ccEnabled", "ccReady"),
     ),
     _FLAG,
 )
 _CONDITION |= dict.fromkeys(
     (
         *("errorCode", "remapped", "retired", "retiredPages", "temperature", "temperatureSlowdown"),
-        *("powerLimit", "powerLimitDefault", "pcieWidth", "pcieWidthMax", "pcieGeneration"),
-        *("pcieGenerationMax", "pcieReplays", "memoryTotal", "memoryUsed", "memoryReserved"),
+        *("powerLimit", "powerLimitDefault", "memoryUsed", "memoryReserved"),
     ),
     _COUNT,
 )
