@@ -19,10 +19,10 @@ from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.facts.registry import DAEMONS, ENGINES
 from gpunode.facts.tables import numbers, table
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
 from gpunode.runtime import find
 from gpunode.runtime.verify import run_program
 from gpunode.runtime.verify.container import ContainerRequest
+from tests.silent import SilentProgress
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "adding-an-engine.md"

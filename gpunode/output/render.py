@@ -392,22 +392,3 @@ def _announced(line: str) -> Iterator[None]:
         if timer.is_alive():
             timer.join()
         _LINE.clear()
-
-
-@dataclass(frozen=True)
-class SilentProgress:
-    """For tests and for commands inside commands."""
-
-    @contextmanager
-    def step(self, text: str) -> Iterator[None]:
-        yield
-
-    def note(self, text: str) -> None:
-        """Nothing is printed."""
-
-    def info(self, text: str) -> None:
-        """Nothing is printed."""
-
-    @contextmanager
-    def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
-        yield lambda _last: None

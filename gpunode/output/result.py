@@ -132,7 +132,7 @@ class Change:
 
 
 class Progress(Protocol):
-    """Progress, notes and information on stderr; tests pass `SilentProgress`."""
+    """Progress, notes and information on stderr."""
 
     def step(self, text: str) -> AbstractContextManager[None]:
         """Name work that may take a moment. A terminal shows it after a second, and then its duration."""

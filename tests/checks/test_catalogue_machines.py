@@ -10,9 +10,10 @@ from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.node import Node, Questions
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
 from gpunode.output.result import ExitCode
 from tests.checks.remedies import holes, placeholders
+from tests.silent import SilentProgress
 
 
 def findings_of(host, **asked):

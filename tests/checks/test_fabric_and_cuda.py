@@ -20,8 +20,8 @@ from gpunode.errors import UsageError
 from gpunode.facts.node import Node, Questions
 from gpunode.gpu.model import Gpu
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
 from tests.required import required
+from tests.silent import SilentProgress
 
 PASS, SKIP, WARN, FAIL = FindingStatus.PASS, FindingStatus.SKIP, FindingStatus.WARN, FindingStatus.FAIL
 

@@ -19,7 +19,8 @@ from gpunode.facts.node import Node, Questions
 from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
+from tests.silent import SilentProgress
 
 
 def commands(spec, root):

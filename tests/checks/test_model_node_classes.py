@@ -16,7 +16,8 @@ from gpunode.facts.node import Node, Questions
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.facts.traits import TRAITS
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
+from tests.silent import SilentProgress
 
 CHECKS = Path(__file__).parents[2] / "gpunode" / "checks"
 KINDS = (BARE_METAL, VM, WSL2, TEGRA, CONTAINER)

@@ -18,8 +18,8 @@ from gpunode.facts.node import Node
 from gpunode.facts.topic import Stuck, topic
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES
-from gpunode.output.render import SilentProgress
 from tests.checks.stalls import Stall, stalling
+from tests.silent import SilentProgress
 from tests.waiting import PATIENCE, eventually
 
 

@@ -15,7 +15,8 @@ from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Questions
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
+from tests.silent import SilentProgress
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.gpu import probe
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
 from tests.checks import untouched
+from tests.silent import SilentProgress
 
 MACHINES = (
     *("healthy-h100", "healthy-k3s", "healthy-crio", "healthy-wsl2", "healthy-jetson-orin"),

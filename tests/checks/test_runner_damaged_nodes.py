@@ -16,7 +16,8 @@ from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
-from gpunode.output.render import Color, Output, SilentProgress, plain_lines, render
+from gpunode.output.render import Color, Output, plain_lines, render
+from tests.silent import SilentProgress
 
 pytestmark = pytest.mark.full
 

@@ -27,7 +27,7 @@ from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Questions
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
+from tests.silent import SilentProgress
 
 FIXED = (*range(24), 165786485)  # the last one drops a device file of a MIG instance
 NEW = (

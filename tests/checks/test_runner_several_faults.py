@@ -6,7 +6,7 @@ from fixtures.machines import options, recorded_host
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.facts.node import Node, Questions
-from gpunode.output.render import SilentProgress
+from tests.silent import SilentProgress
 
 # by machine: the root cause that comes first, and by each cause a few of those that wait for it
 CAUSES = {

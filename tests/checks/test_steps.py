@@ -14,7 +14,7 @@ from gpunode.commands.doctor_fix import carry_out
 from gpunode.errors import DaemonError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import Entry
-from gpunode.output.render import SilentProgress
+from tests.silent import SilentProgress
 
 QUIET = SilentProgress()
 

@@ -18,11 +18,11 @@ from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageEr
 from gpunode.host import Host
 from gpunode.host.documents import toml
 from gpunode.host.journal import KEEP, Journal
-from gpunode.output.render import SilentProgress
 from gpunode.output.result import Diff, ExitCode, Result
 from gpunode.runtime.engine import Request
 from gpunode.runtime.workflow import RuntimeConfiguration
 from tests.cli import gpunode
+from tests.silent import SilentProgress
 
 Configure = Callable[..., Result]
 DOCKER = "etc/docker/daemon.json"

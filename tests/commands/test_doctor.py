@@ -14,9 +14,10 @@ from gpunode.errors import UsageError
 from gpunode.facts.node import Questions
 from gpunode.host import Host
 from gpunode.output.html import page
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
 from gpunode.output.result import ExitCode, Style, Text
 from gpunode.output.typed import plain
+from tests.silent import SilentProgress
 
 SELECTION = ("only", "skip", "ignore", "preflight")
 QUESTIONS = ("expect_gpus", "cuda", "image", "deep")

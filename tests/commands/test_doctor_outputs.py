@@ -20,9 +20,10 @@ from gpunode.errors import ConfigError, UsageError
 from gpunode.host import Host
 from gpunode.output.html import page
 from gpunode.output.prometheus import metrics
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
 from gpunode.output.result import ExitCode
 from tests.cli import gpunode
+from tests.silent import SilentProgress
 
 UNITS = Path(__file__).parents[2] / "packaging"
 SAMPLE = re.compile(

@@ -13,8 +13,9 @@ from gpunode.checks.finding import FindingStatus
 from gpunode.checks.report import RebootVerdict, blocks, reboot
 from gpunode.commands import doctor
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
 from tests.cli import gpunode
+from tests.silent import SilentProgress
 
 YES = "Safe to reboot? Yes: no check found a problem that a reboot would cause"
 NO = "Safe to reboot? No, fix this before a reboot:"

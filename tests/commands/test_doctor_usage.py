@@ -10,9 +10,9 @@ from fixtures.machines import recorded_host
 from gpunode.checks.catalogue import find_check
 from gpunode.commands import doctor
 from gpunode.errors import UsageError
-from gpunode.output.render import SilentProgress
 from tests.cli import gpunode
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
+from tests.silent import SilentProgress
 
 
 @pytest.mark.parametrize(

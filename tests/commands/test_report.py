@@ -20,9 +20,9 @@ from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.facts.node import Node
 from gpunode.host import Host, bundle
-from gpunode.output.render import SilentProgress
 from gpunode.output.result import ExitCode
 from tests.cli import gpunode
+from tests.silent import SilentProgress
 
 UUID = "GPU-4e1a2b6c-89d0-4f51-9c3e-7a0b1c2d3e01"
 

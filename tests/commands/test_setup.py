@@ -10,10 +10,10 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.commands import configure_runtime, setup, verify
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
 from gpunode.output.result import Block, ExitCode, Result, Style, Text
 from gpunode.runtime.engine import Request
 from tests.cli import gpunode
+from tests.silent import SilentProgress
 
 CONTAINERD = "etc/containerd/config.toml"
 

@@ -14,8 +14,8 @@ from gpunode.commands.setup import set_label
 from gpunode.host import Host
 from gpunode.kubernetes.access import KUBELETS_OWN, Access, connect, kubectl
 from gpunode.kubernetes.api import Forbidden
-from gpunode.output.render import SilentProgress
 from tests.cluster import NODE
+from tests.silent import SilentProgress
 
 SetLabel = Callable[..., NodeChange]
 

@@ -21,7 +21,7 @@ from gpunode.kubernetes.api import ClusterError
 from gpunode.kubernetes.changes import differences, look
 from gpunode.kubernetes.client import Cluster
 from gpunode.kubernetes.manifests import runtime_class
-from gpunode.output.render import SilentProgress
+from tests.silent import SilentProgress
 
 QUIET = SilentProgress()
 IMAGE = "registry.test/gpunode:1"

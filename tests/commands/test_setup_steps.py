@@ -22,8 +22,9 @@ from gpunode.commands.setup_steps import (
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
-from gpunode.output.render import SilentProgress, plain_lines
+from gpunode.output.render import plain_lines
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Result, Text
+from tests.silent import SilentProgress
 
 
 class Way:

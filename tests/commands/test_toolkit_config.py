@@ -13,10 +13,10 @@ import pytest
 from gpunode.commands import toolkit_config as command
 from gpunode.errors import UsageError
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
 from tests.cli import Ran, gpunode
 from tests.ordinary_user import AS_ORDINARY_USER, UID, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED
+from tests.silent import SilentProgress
 
 MODE = "nvidia-container-runtime.mode"
 Run = Callable[..., Ran]

@@ -13,11 +13,11 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
-from gpunode.output.render import SilentProgress
 from gpunode.output.typed import plain
 from gpunode.runtime.verify.container import CdiReading, ContainerOutcome, ContainerRequest, Way
 from tests.cli import gpunode
 from tests.gpu_node import host_of
+from tests.silent import SilentProgress
 from tests.waiting import PATIENCE
 
 

@@ -25,7 +25,7 @@ from gpunode.host.transaction import (
     restore,
     uninterrupted,
 )
-from gpunode.output.render import SilentProgress
+from tests.silent import SilentProgress
 
 DEBIAN = {"engine": "", "units": [], "packageManager": "apt", "packages": {"a": ""}, "stays": True}
 

@@ -22,7 +22,7 @@ INTERRUPTED = """\
 import sys
 from gpunode.gpu.vectoradd import MODULE
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
+from tests.silent import SilentProgress
 from gpunode.runtime.verify import run_program
 from gpunode.runtime.verify.container import ContainerRequest
 request = ContainerRequest(sys.argv[1], socket=sys.argv[2], argv=("-m", MODULE, "--timeout", "60"))

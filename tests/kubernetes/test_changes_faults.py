@@ -13,8 +13,8 @@ import pytest
 from fixtures.api_server import ApiServer, Fault, kubeconfig
 from gpunode.host import Host
 from gpunode.kubernetes.changes import change
-from gpunode.output.render import SilentProgress
 from tests.cluster import ADVERTISE, Gpunode, capacity
+from tests.silent import SilentProgress
 
 UNDO = " --resource a.b/c --remove"
 

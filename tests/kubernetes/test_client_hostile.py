@@ -27,9 +27,9 @@ from gpunode.kubernetes.api import ClusterError, Unreachable, is_object
 from gpunode.kubernetes.changes import patiently
 from gpunode.kubernetes.client import Cluster
 from gpunode.kubernetes.kubeconfig import to_server
-from gpunode.output.render import SilentProgress
 from gpunode.plugin.config.settings import LabelSettings
 from gpunode.plugin.labels.sinks import NodeFeature, _Plan
+from tests.silent import SilentProgress
 from tests.waiting import PATIENCE
 
 SECRET = "s3cr3t-t0ken"

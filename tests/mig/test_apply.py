@@ -15,10 +15,10 @@ from gpunode.commands.mig_apply import MigLabels
 from gpunode.errors import GpunodeError
 from gpunode.kubernetes.access import Access
 from gpunode.mig.apply import LayoutRequest
-from gpunode.output.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.ordinary_user import AS_ORDINARY_USER, make_readable, public_directory
+from tests.silent import SilentProgress
 from tests.waiting import PATIENCE, eventually
 
 IN_USE, INSUFFICIENT = 19, 23

@@ -22,10 +22,10 @@ from gpunode.commands.mig_plan import MigPlan
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.mig.model import Layouts
-from gpunode.output.render import SilentProgress
 from gpunode.output.result import Result, Text
 from tests.cli import REPOSITORY, gpunode
 from tests.mig.conftest import EXAMPLES, MigMaker
+from tests.silent import SilentProgress
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.full

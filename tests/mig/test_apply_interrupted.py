@@ -24,9 +24,9 @@ from gpunode.mig import apply as apply_module
 from gpunode.mig import unfinished
 from gpunode.mig.model import Layouts
 from gpunode.mig.users import Drained, drain
-from gpunode.output.render import SilentProgress
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
+from tests.silent import SilentProgress
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.full

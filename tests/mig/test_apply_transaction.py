@@ -22,8 +22,8 @@ from gpunode.mig.config import difference, parse, wishes
 from gpunode.mig.model import Layouts
 from gpunode.mig.plan import same_layout
 from gpunode.mig.session import MigSession
-from gpunode.output.render import SilentProgress
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
+from tests.silent import SilentProgress
 from tests.warm_child import WarmChild
 
 pytestmark = pytest.mark.full

@@ -19,8 +19,8 @@ from gpunode.mig.model import GpuLayout
 from gpunode.mig.plan import plan_gpu
 from gpunode.mig.session import MigProcess
 from gpunode.mig.users import InUse, Obstacle, bring_back, drain, obstacles, untold
-from gpunode.output.render import SilentProgress
 from tests.mig.test_placement import board, instance
+from tests.silent import SilentProgress
 
 CAPS = """\
 config 1

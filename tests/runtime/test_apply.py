@@ -29,13 +29,13 @@ from gpunode.facts.processes import Process
 from gpunode.host import Host, transaction
 from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.transaction import recover, uninterrupted
-from gpunode.output.render import SilentProgress
 from gpunode.runtime import apply as apply_module
 from gpunode.runtime import find
 from gpunode.runtime.apply import Job, apply, engine_restart, roll_back_all
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, Request, UnwantedConfig, refuse
 from gpunode.runtime.restart import Restarter
+from tests.silent import SilentProgress
 
 WANTED = DesiredConfig((Handler("nvidia", "/n"),))
 BEFORE = Active(("runc",), "runc")

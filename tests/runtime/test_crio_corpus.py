@@ -17,9 +17,9 @@ from gpunode.commands import configure_runtime, unconfigure_runtime
 from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.output.render import SilentProgress
 from gpunode.output.result import Result
 from gpunode.runtime.engine import Request
+from tests.silent import SilentProgress
 
 BROKEN = {
     "broken-drop-in": "crio.conf.d/20-broken.conf:3:16: ",
