@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -100,50 +100,33 @@ class GpuEvent:
 
 
 class EventSet:
-    """Watches GPUs, or the GPUs of MIG devices, for XIDs and ECC errors until it is closed. `unsupported`
-    don't report events, `failed` couldn't be watched, with the reason.
-
-    To find a GPU by its UUID NVML queries every GPU, including one that hangs; `handles` avoid that.
+    """Watches GPUs for XIDs and ECC errors until it is closed. `unsupported` don't report events, `failed`
+    couldn't be watched, with the reason.
     """
 
-    def __init__(self, nvml: Nvml, uuids: Sequence[str], handles: Mapping[str, Handle] | None = None) -> None:
+    def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
-        self._handles = handles or {}
         self._set: Any = nvml.call("nvmlEventSetCreate")
         self._uuids: dict[int, str] = {}
+        self.unsupported: list[str] = []
         self.failed: dict[str, NvmlError] = {}
-        unsupported = []
-        for uuid in uuids:
-            try:
-                if not self._register(uuid):
-                    unsupported.append(uuid)
-            except NvmlError as error:
-                self.failed[uuid] = error
-        self.unsupported: tuple[str, ...] = tuple(unsupported)
 
-    def _register(self, uuid: str) -> bool:
-        """Watch one GPU, once for any number of its MIG devices; False if it doesn't support events."""
-        gpu, gpu_uuid = self._gpu_of(uuid)
-        if _address(gpu.raw) in self._uuids:
-            return True
+    def watch(self, uuid: str, index: int) -> None:
+        """Add one GPU. To find it by its UUID NVML would query every GPU, including one that hangs."""
         try:
+            gpu = self._nvml.handle(index)
             mask = _WATCHED & int(self._nvml.call("nvmlDeviceGetSupportedEventTypes", gpu))
             if mask:
                 self._nvml.call("nvmlDeviceRegisterEvents", gpu, mask, self._set)
         except NvmlError as error:
-            if error.code == NOT_SUPPORTED:
-                return False
-            raise
+            if error.code != NOT_SUPPORTED:
+                self.failed[uuid] = error
+                return
+            mask = 0
         if mask:
-            self._uuids[_address(gpu.raw)] = gpu_uuid
-        return bool(mask)
-
-    def _gpu_of(self, uuid: str) -> tuple[Handle, str]:
-        device = self._handles.get(uuid) or self._nvml.handle_by_uuid(uuid)
-        if not uuid.startswith("MIG-"):
-            return device, uuid
-        parent = self._nvml.mig_parent(device)
-        return parent, self._nvml.uuid(parent)
+            self._uuids[_address(gpu.raw)] = uuid
+        else:
+            self.unsupported.append(uuid)
 
     def wait(self, timeout_seconds: float) -> GpuEvent | None:
         """The next event, None if there was none in time.
@@ -183,12 +166,6 @@ class EventSet:
         if self._set is not None:
             events, self._set = self._set, None
             self._nvml.call("nvmlEventSetFree", events)
-
-    def __enter__(self) -> EventSet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _address(device: Any) -> int:
@@ -496,10 +473,6 @@ class Nvml:
                 if error.code not in (NOT_FOUND, INVALID_ARGUMENT):
                     raise
         return tuple(handles)
-
-    def mig_parent(self, mig: Handle) -> Handle:
-        """The GPU that a MIG device is part of; INVALID_ARGUMENT for a whole GPU."""
-        return self.part("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", mig)
 
     def mig_instances(self, mig: Handle) -> tuple[int, int]:
         """Ids of the GPU instance and of the compute instance behind a MIG device."""

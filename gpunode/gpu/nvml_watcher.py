@@ -237,17 +237,15 @@ class Listener:
     def _open(self) -> EventSet | None:
         if not self._wanted:
             return None
-        handles = {}
+        events = EventSet(self._nvml)
         for uuid, index in self._wanted:
             self._alive = time.monotonic()
-            with suppress(NvmlError):  # then registering reports the error
-                handles[uuid] = self._nvml.handle(index)
-        events = EventSet(self._nvml, [uuid for uuid, _ in self._wanted], handles)
+            events.watch(uuid, index)
         self._failed = bool(events.failed)
         self._report(
             {
                 "count": len(self._wanted) - len(events.unsupported) - len(events.failed),
-                "unsupported": list(events.unsupported),
+                "unsupported": events.unsupported,
                 "failed": {uuid: str(error) for uuid, error in events.failed.items()},
             }
         )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from fixtures.scenario import ECC_DOUBLE, Event, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
+from fixtures.scenario import ECC_DOUBLE, Event, gpu_uuid, machine, mixed_layout, with_mig
 from tests.gpu.children import run_python
 from tests.waiting import PATIENCE
 
@@ -14,7 +14,10 @@ WATCH = """
 import json, sys, time
 from gpunode.gpu.nvml import EventSet, Nvml, NvmlError
 from gpunode.output.typed import plain
-with Nvml.open() as nvml, EventSet(nvml, sys.argv[1:]) as events:
+from contextlib import closing
+with Nvml.open() as nvml, closing(EventSet(nvml)) as events:
+    for index, uuid in enumerate(sys.argv[1:]):
+        events.watch(uuid, index)
     print(json.dumps([events.unsupported, list(events.failed)]), flush=True)
     for line in sys.stdin:
         try:
@@ -70,7 +73,7 @@ def test_xid_is_reported_once_with_its_gpu(make_node):
 def test_ecc_events_and_mig_instances_are_reported(make_node):
     scenario = with_mig(machine(1), 0, mixed_layout(0))
     node = make_node(scenario)
-    with Watcher(node.env, mig_uuid(0, 0), mig_uuid(0, 1)) as watcher:
+    with Watcher(node.env, gpu_uuid(0)) as watcher:
         assert (watcher.unsupported, watcher.failed) == ([], [])
         first = scenario.with_event(Event(gpu_uuid(0), ECC_DOUBLE, 0))
         node.write(first.with_event(Event(gpu_uuid(0), data=94, gi=3, ci=0)))
@@ -82,7 +85,7 @@ def test_ecc_events_and_mig_instances_are_reported(make_node):
             "ci": None,
         }
         assert watcher.wait(PATIENCE) == {"kind": "xid", "uuid": gpu_uuid(0), "xid": 94, "gi": 3, "ci": 0}
-        assert watcher.wait(0.05) is None, "one GPU is watched once, however many MIG devices are named"
+        assert watcher.wait(0.05) is None
 
 
 def test_gpus_that_cannot_be_watched_are_reported_by_reason(make_node):

@@ -47,7 +47,7 @@ NOT_QUERIED = {
     *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount"),
     *("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion"),  # about the driver
     *("nvmlEventSetCreate", "nvmlEventSetWait", "nvmlEventSetFree"),  # about all GPUs that are watched
-    *("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"),  # handles spare them
+    "nvmlDeviceGetHandleByUUID",  # indices avoid it
     *("nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetSramEccErrorStatus"),
 }
 """Functions in the modules of the watcher that it doesn't call, or that aren't about one GPU."""
