@@ -38,7 +38,7 @@ from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.transaction import UnitChanges, change_files
-from gpunode.output.result import Block, Cell, Change, Diff, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Change, Progress, Result, Style, Table, Text, change_blocks
 from gpunode.runtime.apply import engine_restart
 
 cdi_app = command_group("Generate and list CDI specifications.")
@@ -593,19 +593,8 @@ def refresh_specification(
 def _result(dry_run: bool, edits: Sequence[FileEdit], notes: tuple[str, ...], *more: Block) -> Result:
     changes = tuple(edit.change() for edit in edits if (edit.before, edit.after) != (None, None))
     data = CdiRefresh(changes, dry_run=dry_run)
-    return Result("CdiRefresh", data, messages=notes, blocks=(*blocks(data.changes, dry_run), *more))
-
-
-def blocks(changes: tuple[Change, ...], dry_run: bool) -> tuple[Block, ...]:
-    """One line for each file, with the diff if nothing was written."""
-    page: list[Block] = []
-    for change in changes:
-        same = change.action == "unchanged"
-        mark = " (dry run)" if dry_run and not same else ""
-        page.append(Text(f"{change.path} {change.action}{mark}", Style.PLAIN if same else Style.GOOD))
-        if dry_run and change.diff:
-            page.append(Diff(change.diff))
-    return tuple(page)
+    blocks = (*change_blocks(changes, dry_run=dry_run), *more)
+    return Result("CdiRefresh", data, messages=notes, blocks=blocks)
 
 
 # `gpunode cdi refresh --install|--remove`: the units and the udev rule that keep the specification up to
@@ -634,13 +623,12 @@ def change_units(host: Host, progress: Progress, *, remove: bool = False, dry_ru
     changed = change_files(host, OPERATION, plan, restart, named_units=refresh.UNITS, dry_run=dry_run)
     if not dry_run:
         _reload_udev_rules(host, not remove and not changed.journal)
-    changes = tuple(edit.change() for edit in changed.edits)
     units = installed_units if remove else refresh.UNITS
-    data = CdiRefresh(changes, units, changed.journal, dry_run)
-    page = blocks(changes, dry_run)
+    data = CdiRefresh(changed.changes, units, changed.journal, dry_run)
+    page = change_blocks(data.changes, dry_run=dry_run)
     if changed.journal:
-        page += (Text(f"undo it with: gpunode rollback {changed.journal}", Style.DIM),)
-    return Result("CdiRefresh", data, messages=changed.notes, blocks=page)
+        page.append(Text(f"undo it with: gpunode rollback {changed.journal}", Style.DIM))
+    return Result("CdiRefresh", data, messages=changed.notes, blocks=tuple(page))
 
 
 def _refuse(host: Host) -> None:

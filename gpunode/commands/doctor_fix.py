@@ -262,7 +262,7 @@ def carry_out(
         )
         files = []
         done = CarriedOut(
-            (*done.changes, *(edit.change() for edit in changed.edits)),
+            (*done.changes, *changed.changes),
             (*done.commands, *commands),
             done.journal or changed.journal,
             (*done.notes, *changed.notes),

@@ -19,7 +19,18 @@ from gpunode.facts.kernel_modules import failed_build
 from gpunode.facts.node import Node
 from gpunode.facts.packages import read_packages
 from gpunode.host import Host
-from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import (
+    Block,
+    Change,
+    ErrorInfo,
+    ExitCode,
+    Progress,
+    Result,
+    Style,
+    Table,
+    Text,
+    command_blocks,
+)
 from gpunode.packages.apply import CarriedOut, Job, Run, back, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.driver_model import DISTRIBUTION, FLAVOURS, NVIDIA, DriverPlan, Situation, Wish
 from gpunode.packages.driver_plan import hint_of
@@ -585,7 +596,7 @@ def _result(
         page = tuple(blocks(plan, refusals=False))
         return Result(INSTALLATION, data, status, exit_code, notes, foreseen, page)
     lines: list[Block] = file_blocks(plan.files, carried_out.changes, dry_run=False)
-    lines += [Text(f"ran: {command}", Style.COMMAND) for command in carried_out.commands]
+    lines += command_blocks(carried_out.commands, dry_run=False)
     lines.append(Text(f"driver {plan.version}, {plan.flavour} kernel module, is installed", Style.GOOD))
     lines += [Text(f"left to do: {command}", Style.WARN) for command in pending]
     if plan.reboot:

@@ -141,7 +141,7 @@ def finish(host: Host, selection: mig_plan.Chosen, done: Done, boot: bool, progr
             text = f"the layout was applied, but not set up to be applied at boot: {error.message}"
             errors.append(ErrorInfo("mig-persist", text, error.hint))
         else:
-            journal, changes = changed.journal, tuple(edit.change() for edit in changed.edits)
+            journal, changes = changed.journal, changed.changes
             notes += changed.notes
             blocks.append(Text(f"{mig_boot.UNIT} applies {selection.label} at each boot", Style.GOOD))
             if journal:

@@ -16,7 +16,7 @@ from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.transaction import FilesChanged, change_files
-from gpunode.output.result import Block, Diff, Progress, Style, Text
+from gpunode.output.result import Block, Progress, Style, Text, change_blocks
 from gpunode.runtime.apply import engine_restart
 
 OPERATION = "mig-persist"
@@ -128,11 +128,7 @@ def persist_preview(host: Host, selection: mig_plan.Chosen) -> Iterator[Block]:
         refuse_persist(host, selection)
     except PreconditionError as error:
         yield Text(f"--persist would be refused: {error.message}; {error.hint}", Style.WARN)
-    for edit in edits(host, selection):
-        change = edit.change()
-        yield Text(f"{change.path} {change.action} (dry run)")
-        if change.diff:
-            yield Diff(change.diff)
+    yield from change_blocks([edit.change() for edit in edits(host, selection)], dry_run=True)
 
 
 def install(host: Host, selection: mig_plan.Chosen, progress: Progress) -> FilesChanged:

@@ -67,6 +67,7 @@ from gpunode.output.result import (
     Style,
     Table,
     Text,
+    command_blocks,
 )
 from gpunode.packages.find import find_manager
 from gpunode.packages.toolkit import PACKAGES
@@ -334,14 +335,13 @@ def _files_step(host: Host, progress: Progress, part: Part) -> Step:
         plan = planned()
         if plan.foreign and not plan.changed and not plan.stop:
             command = " && ".join(map(_journal_command, dict.fromkeys(plan.foreign.values())))
-    return Step(
-        part.name,
-        command,
-        lambda: _state_of(planned()),
-        lambda: _files_result(planned(), "", (), dry_run=True),
-        lambda: _undo_files(host, progress, part, planned),
-        part.needs,
-    )
+
+    def run(dry_run: bool) -> Result:
+        if dry_run:
+            return _files_result(planned(), "", (), dry_run=True)
+        return _undo_files(host, progress, part, planned)
+
+    return Step(part.name, command, lambda: _state_of(planned()), run, part.needs)
 
 
 def _state_of(plan: Planned) -> State:
@@ -392,8 +392,7 @@ def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[]
 def _files_result(plan: Planned, journal: str, notes: tuple[str, ...], *, dry_run: bool) -> Result:
     changes = tuple(shown(edit, "Rollback") for edit in plan.changed)
     blocks = edit_blocks(plan.changed, "Rollback", dry_run=dry_run)
-    ran = "would run" if dry_run else "ran"
-    blocks += [Text(f"{ran}: {command}", Style.COMMAND) for command in plan.commands]
+    blocks += command_blocks(plan.commands, dry_run=dry_run)
     data = FilesReset(changes, plan.commands, plan.foreign, journal, dry_run)
     return Result("FilesReset", data, messages=notes, blocks=tuple(blocks))
 
@@ -465,7 +464,7 @@ def _runtime_step(
         confirm=request.confirm,
     )
 
-    def run(*, dry_run: bool) -> Result:
+    def run(dry_run: bool) -> Result:
         if missing:
             return _of_missing_engine(host, progress, f"runtime-{engine}", entries, dry_run=dry_run)
         each = replace(change, dry_run=dry_run)
@@ -480,8 +479,7 @@ def _runtime_step(
         f"runtime-{engine}",
         f"gpunode rollback {first.id}" if restores or missing else commands,
         lambda: State(f"{', '.join(names)} in {', '.join(files)}"),
-        lambda: run(dry_run=True),
-        lambda: run(dry_run=False),
+        run,
         (),
     )
 
@@ -539,12 +537,12 @@ def _cluster_steps(host: Host, progress: Progress, request: ResetRequest) -> Ite
                 else State("none of gpunode's", right=True)
             )
 
-        def act() -> Result:
+        def act(_dry_run: bool) -> Result:
             at = place()
             assert not isinstance(at, State)  # `look` skips the step
             return run(at)
 
-        return Step(name, _access_command(host), look, act, act, (_PLUGIN.name,))
+        return Step(name, _access_command(host), look, act, (_PLUGIN.name,))
 
     yield step(
         "node-labels",
@@ -636,8 +634,7 @@ def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> Ste
         "toolkit",
         "gpunode toolkit remove",
         look,
-        lambda: toolkit.remove(host, progress, dry_run=True, in_use=True),
-        lambda: toolkit.remove(host, progress),
+        lambda dry_run: toolkit.remove(host, progress, dry_run=dry_run, in_use=dry_run),
         needs,
     )
 
@@ -655,14 +652,13 @@ def _driver_steps(host: Host) -> Iterator[Step]:
 def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[Step]:
     state = State(f"the driver stays, which {entry} installed", left=True)
 
-    def nothing() -> Result:
-        return Result(KIND)
-
     with suppress(GpunodeError):  # without a package manager's answer nothing is known of the packages
         manager = find_manager(host)
         present = [name for name, state in manager.installed(packages).items() if state.installed]
         if present:
-            yield Step("driver", manager.remove(present).text, lambda: state, nothing, nothing, ())
+            yield Step(
+                "driver", manager.remove(present).text, lambda: state, lambda _dry_run: Result(KIND), ()
+            )
 
 
 # The report.

@@ -284,10 +284,12 @@ def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
 def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
     """A step that always runs, whatever the node's state."""
 
-    def planned() -> Result:
-        return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
+    def run(dry_run: bool) -> Result:
+        if dry_run:
+            return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
+        return prove()
 
-    return Step(name, command, lambda: State("runs each time"), planned, prove)
+    return Step(name, command, lambda: State("runs each time"), run)
 
 
 def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> tuple[Step, ...]:
@@ -381,7 +383,7 @@ def set_up_containers(
 
 def each_time(name: str, command: str, run: Callable[[], Result]) -> Step:
     """A step that runs whatever the node's state."""
-    return Step(name, command, lambda: State(""), run, run)
+    return Step(name, command, lambda: State(""), lambda _dry_run: run())
 
 
 def _stopped(data: SetupReport, failure: Result, command: str) -> Result:
@@ -614,10 +616,10 @@ def _doctor(at: ClusterNode) -> Step:
     def excuse(finding: Finding) -> str:
         return excuse_for_pods(finding, at.engine, at.goal.cdi)
 
-    def examine() -> Result:
+    def examine(_dry_run: bool) -> Result:
         return with_reason(doctor_before(at.host, excuse, at.progress), excuse)
 
-    return Step("doctor", "gpunode doctor", lambda: State("no error that setup can't fix"), examine, examine)
+    return Step("doctor", "gpunode doctor", lambda: State("no error that setup can't fix"), examine)
 
 
 def _toolkit(at: ClusterNode) -> Step:
@@ -632,12 +634,12 @@ def _toolkit(at: ClusterNode) -> Step:
     def install(dry_run: bool) -> Result:
         return toolkit.install(at.host, at.progress, Goal(), dry_run=dry_run)
 
-    return Step("toolkit", "gpunode toolkit install", look, lambda: install(True), lambda: install(False))
+    return Step("toolkit", "gpunode toolkit install", look, install)
 
 
 def _runtime(at: ClusterNode) -> Step:
     def look() -> State:
-        data = configured(dry_run=True).data
+        data = configured(True).data
         changes = [change.path for change in data.changes if change.action != "unchanged"]
         if changes:
             return State(f"{', '.join(changes)} must be changed")
@@ -646,19 +648,20 @@ def _runtime(at: ClusterNode) -> Step:
         handlers = f": {', '.join(data.active.handler)}" if data.active else ""
         return State(f"{at.engine} is configured{handlers}", right=True)
 
-    def configured(*, dry_run: bool) -> Result:
+    def configured(dry_run: bool) -> Result:
         choice = RuntimeChoice(set_as_default=at.goal.default, cdi=at.goal.cdi)
         return configure_runtime.run(at.host, replace(at.request, dry_run=dry_run), at.progress, choice)
 
-    def plan() -> Result:
-        result = configured(dry_run=True)
-        if all(error.code == "toolkit-missing" for error in result.errors):  # the previous step installs it
+    def run(dry_run: bool) -> Result:
+        result = configured(dry_run)
+        # the previous step installs it
+        if dry_run and all(error.code == "toolkit-missing" for error in result.errors):
             return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
         return result
 
     by_cdi = " --cdi" if at.goal.cdi else ""
     command = f"gpunode configure-runtime --runtime {at.engine}{by_cdi}"
-    return Step("runtime", command, look, plan, lambda: configured(dry_run=False))
+    return Step("runtime", command, look, run)
 
 
 def _runtime_class(at: ClusterNode) -> Step:
@@ -683,13 +686,7 @@ def _runtime_class(at: ClusterNode) -> Step:
         assert at.cluster is not None  # `look` has skipped the step
         return make_objects(at.host, at.cluster, desired, at.progress, dry_run=dry_run)
 
-    return Step(
-        "runtime-class",
-        f"{command} | kubectl apply -f -",
-        look,
-        lambda: make(True),
-        lambda: make(False),
-    )
+    return Step("runtime-class", f"{command} | kubectl apply -f -", look, make)
 
 
 def _gpu_label(at: ClusterNode) -> Step:
@@ -717,7 +714,7 @@ def _gpu_label(at: ClusterNode) -> Step:
         place = node_object.place_in(at.cluster, at.host, at.goal.node, dry_run)
         return set_label(at.host, place, key, "true", at.progress)
 
-    return Step("node-label", command, look, lambda: label(True), lambda: label(False))
+    return Step("node-label", command, look, label)
 
 
 def gpu_labels(node: Json) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
 """The steps of setup: what a step is, how steps run, and those that install the device plugin.
 
-A step is data: its name, the command that does the same by itself, and three functions. `look` only reads.
-`plan` is the command's own dry run, `run` the command itself; each undoes its changes when it fails or is
-interrupted, so that between steps the node is always consistent. A step is skipped where there is nothing to
-do, and one that needs a failed step doesn't run.
+A step is data: its name, the command that does the same by itself, and two functions. `look` only reads.
+`run` is the command itself, or its own dry run. It undoes its changes when it fails or is interrupted, so
+that between steps the node is always consistent. A step is skipped where there is nothing to do, and one that
+needs a failed step doesn't run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from gpunode.output.result import (
     Block,
     Cell,
     Change,
-    Diff,
     ErrorInfo,
     ExitCode,
     Progress,
@@ -48,6 +47,7 @@ from gpunode.output.result import (
     Style,
     Table,
     Text,
+    change_blocks,
 )
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import OwnStatus, read_own_status
@@ -90,14 +90,14 @@ class State:
 class Step:
     """One step; see the module. The functions raise `GpunodeError`.
 
-    `needs` names the steps without which it doesn't run: every earlier one if None.
+    `run` is called with whether it is a dry run. `needs` names the steps without which the step doesn't run:
+    every earlier one if None.
     """
 
     name: str
     command: str
     look: Callable[[], State]
-    plan: Callable[[], Result]
-    run: Callable[[], Result]
+    run: Callable[[bool], Result]
     needs: tuple[str, ...] | None = None
 
 
@@ -241,7 +241,7 @@ def _run_step(
         if state.right or state.left:
             return StepReport(step.name, step.command, "right" if state.right else "left", state.why), None
         show(heading.pop())
-        result = step.plan() if dry_run else step.run()
+        result = step.run(dry_run)
         good = result.exit_code == ExitCode.OK
         became = ("planned" if dry_run else "done") if good else "failed"
         reason = state.why if good else _reason(result)
@@ -553,13 +553,7 @@ def serves(status: OwnStatus | None) -> bool:
 def _result(
     host: Host, done: FilesChanged, commands: tuple[str, ...], status: str, *, dry_run: bool
 ) -> Result:
-    changes = tuple(edit.change() for edit in done.edits)
-    blocks: list[Block] = []
-    for change in changes:
-        mark = " (dry run)" if dry_run and change.action != "unchanged" else ""
-        blocks.append(Text(f"{change.path} {change.action}{mark}", Style.GOOD))
-        if dry_run and change.diff:
-            blocks.append(Diff(change.diff))
+    blocks = change_blocks(done.changes, dry_run=dry_run)
     if dry_run or not host.live:
         mark = "would run" if dry_run else "not done yet, run on that node"
         blocks += [Text(f"{mark}: {command}", Style.COMMAND) for command in commands]
@@ -567,7 +561,7 @@ def _result(
         blocks.append(Text(status, Style.GOOD))
     if done.journal:
         blocks.append(Text(f"undo it with: gpunode rollback {done.journal}", Style.DIM))
-    data = PluginService(UNIT, changes, commands, status, done.journal, dry_run)
+    data = PluginService(UNIT, done.changes, commands, status, done.journal, dry_run)
     return Result("PluginService", data, messages=done.notes, blocks=tuple(blocks))
 
 
@@ -655,7 +649,7 @@ def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_
     """The packaged unit, enabled and started. Without a change there is nothing to wait for."""
     patience = 0.0 if dry_run else min(wait, _PATIENCE)
 
-    def bring(*, dry_run: bool) -> Result:
+    def bring(dry_run: bool) -> Result:
         return bring_service(host, arguments(host, cdi), wait, progress, dry_run=dry_run)
 
     def look() -> State:
@@ -677,13 +671,7 @@ def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_
             return State(f"the kubelet hasn't registered its GPUs{f': {own.status}' if own else ''}")
         return State(own.status if own and own.status else f"{UNIT} runs", right=True)
 
-    return Step(
-        "plugin",
-        f"systemctl enable --now {UNIT}",
-        look,
-        lambda: bring(dry_run=True),
-        lambda: bring(dry_run=False),
-    )
+    return Step("plugin", f"systemctl enable --now {UNIT}", look, bring)
 
 
 # --- a DaemonSet ----------------------------------------------------------------------------------------
@@ -741,7 +729,7 @@ def daemon_set_step(
         )
         return replace(result, messages=notes) if dry_run else result
 
-    return Step("plugin", f"{command} | kubectl apply -f -", look, lambda: make(True), lambda: make(False))
+    return Step("plugin", f"{command} | kubectl apply -f -", look, make)
 
 
 def daemon_set_objects(plugin: PluginSet) -> tuple[Json, ...]:

@@ -19,7 +19,18 @@ from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, Entry, Journal, state_of
 from gpunode.host.transaction import unfinished_notes
-from gpunode.output.result import Block, Cell, Change, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import (
+    Block,
+    Cell,
+    Change,
+    ExitCode,
+    Progress,
+    Result,
+    Style,
+    Table,
+    Text,
+    command_blocks,
+)
 from gpunode.packages import toolkit
 from gpunode.packages.apply import CarriedOut, Job, Run, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.find import find_manager, recorded_states
@@ -371,8 +382,7 @@ def _newer(intent: Intent) -> tuple[str, ...]:
 def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list[Block]:
     files: Sequence[FileChange] = intent.file_changes
     blocks = file_blocks(files, data.changes, dry_run=dry_run)
-    for command in data.commands:
-        blocks.append(Text(f"{'would run' if dry_run else 'ran'}: {command}", Style.COMMAND))
+    blocks += command_blocks(data.commands, dry_run=dry_run)
     pending = bool(data.commands or data.changes)
     if not pending:
         blocks.append(Text(f"the toolkit is installed: {data.version}, nothing to do", Style.GOOD))
@@ -590,8 +600,7 @@ def _leftovers(host: Host, installed: OwnInstallation) -> Iterator[str]:
 
 def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterator[Block]:
     yield from file_blocks(files, data.changes, dry_run=data.dry_run)
-    for command in data.commands:
-        yield Text(f"{'would run' if data.dry_run else 'ran'}: {command}", Style.COMMAND)
+    yield from command_blocks(data.commands, dry_run=data.dry_run)
     if not data.commands and not data.changes:
         yield Text("nothing to remove: gpunode toolkit install installed nothing here", Style.GOOD)
     for leftover in data.left:

@@ -22,7 +22,6 @@ from gpunode.output.result import (
     Block,
     Cell,
     Change,
-    Diff,
     ErrorInfo,
     ExitCode,
     Progress,
@@ -30,6 +29,7 @@ from gpunode.output.result import (
     Style,
     Table,
     Text,
+    change_blocks,
 )
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import decode
@@ -269,11 +269,10 @@ def _change(
     context = {"config": path, "settings": list(settings)}
     restart = engine_restart(host, progress)
     done = change_files(host, OPERATION, plan, restart, context=context, dry_run=dry_run)
-    edit = done.edits[0]
-    tree = parse_toml(decode(edit.after, path), path)
+    tree = parse_toml(decode(done.edits[0].after, path), path)
     changed = {setting.partition("=")[0] for setting in settings}
     now = tuple(setting for setting in settings_in(host, tree) if setting.key in changed)
-    data = ToolkitConfig(path, source, host.exists(path), now, (edit.change(),), done.journal, dry_run)
+    data = ToolkitConfig(path, source, host.exists(path), now, done.changes, done.journal, dry_run)
     notes = done.notes
     if any(setting.key.endswith(".no-cgroups") and setting.value is True for setting in now):
         notes += (_ROOTFUL,)
@@ -281,14 +280,9 @@ def _change(
 
 
 def _blocks(data: ToolkitConfig) -> tuple[Block, ...]:
-    change = data.changes[0]
-    if change.action == "unchanged":
-        return (Text(f"{change.path} unchanged"),)
-    blocks: list[Block] = [
-        Text(f"{change.path} {change.action}{' (dry run)' if data.dry_run else ''}", Style.GOOD)
-    ]
-    if data.dry_run:
-        blocks.append(Diff(change.diff))
+    blocks = change_blocks(data.changes, dry_run=data.dry_run)
+    if data.changes[0].action == "unchanged":
+        return tuple(blocks)
     blocks.append(Text(_NO_RESTART, Style.DIM))
     if data.journal:
         blocks.append(Text(f"undo it with: gpunode rollback {data.journal}", Style.DIM))

@@ -21,6 +21,7 @@ from gpunode.errors import (
 )
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, Entry, FileEdit, Journal, lock_path
+from gpunode.output.result import Change
 
 LOCK_SECONDS = 30.0
 _SYSTEMCTL_SECONDS = 60.0
@@ -493,6 +494,11 @@ class FilesChanged:
     edits: tuple[FileEdit, ...]
     journal: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The edits as they are shown."""
+        return tuple(edit.change() for edit in self.edits)
 
 
 def change_files(

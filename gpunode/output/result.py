@@ -131,6 +131,22 @@ class Change:
     diff: str = ""
 
 
+def change_blocks(changes: Sequence[Change], *, dry_run: bool) -> list[Block]:
+    """A line for each file; in a dry run also its diff."""
+    blocks: list[Block] = []
+    for change in changes:
+        unchanged = change.action == "unchanged"
+        mark = " (dry run)" if dry_run and not unchanged else ""
+        blocks.append(Text(f"{change.path} {change.action}{mark}", Style.PLAIN if unchanged else Style.GOOD))
+        blocks += [Diff(change.diff)] if dry_run and change.diff else []
+    return blocks
+
+
+def command_blocks(commands: Sequence[str], *, dry_run: bool) -> list[Block]:
+    """Commands that ran, or would run."""
+    return [Text(f"{'would run' if dry_run else 'ran'}: {command}", Style.COMMAND) for command in commands]
+
+
 class Progress(Protocol):
     """Progress, notes and information on stderr."""
 

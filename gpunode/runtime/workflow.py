@@ -13,7 +13,7 @@ from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
 from gpunode.host.transaction import attempt, begin
-from gpunode.output.result import Block, Change, Diff, ExitCode, Progress, Result, Style, Text
+from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text, change_blocks
 from gpunode.runtime import find
 from gpunode.runtime.apply import (
     Applied,
@@ -155,11 +155,10 @@ def edit_blocks(edits: Iterable[FileEdit], kind: str, *, dry_run: bool) -> list[
     """A line for each edit; in a dry run also its diff."""
     blocks: list[Block] = []
     for edit in edits:
-        change, unchanged = shown(edit, kind), edit.action == "unchanged"
-        mark = " (dry run)" if dry_run and not unchanged else ""
-        mark = " (it does not exist)" if edit.before is None and edit.after is None else mark
-        blocks.append(Text(f"{change.path} {change.action}{mark}", Style.PLAIN if unchanged else Style.GOOD))
-        blocks += [Diff(change.diff)] if dry_run and change.diff else []
+        if edit.before is None and edit.after is None:
+            blocks.append(Text(f"{edit.path} unchanged (it does not exist)"))
+        else:
+            blocks += change_blocks((shown(edit, kind),), dry_run=dry_run)
     return blocks
 
 

@@ -45,14 +45,12 @@ class Way:
                 raise state
             return state or State("not there")
 
-        def act(word: str, does: Callable[[], Result] | None) -> Callable[[], Result]:
-            def called() -> Result:
-                self.called.append(f"{word} {name}")
-                return does() if does else Result("Any", {"name": name}, blocks=(Text(f"{word} {name}"),))
+        def act(dry_run: bool) -> Result:
+            word, does = ("plan", plan) if dry_run else ("run", run)
+            self.called.append(f"{word} {name}")
+            return does() if does else Result("Any", {"name": name}, blocks=(Text(f"{word} {name}"),))
 
-            return called
-
-        return Step(name, f"gpunode {name}", look, act("plan", plan), act("run", run))
+        return Step(name, f"gpunode {name}", look, act)
 
 
 def raising(error: BaseException) -> Callable[[], Result]:
