@@ -405,10 +405,10 @@ def _plugin(transcript: Transcript, node: Host) -> int:
     from gpunode.plugin.compose import make_service
     from gpunode.plugin.config.settings import Settings
     from gpunode.plugin.logfmt import open_log
-    from gpunode.plugin.simulate.kubelet import KubeletStub
+    from gpunode.plugin.simulate.kubelet import DemoKubelet
 
     settings = Settings()
-    kubelet = KubeletStub(node, settings.directory)
+    kubelet = DemoKubelet(node, settings.directory)
     transcript.blocks.append(Text("$ gpunode plugin serve &", Style.COMMAND))
     service = make_service(node, settings, open_log(_LogLines(transcript.blocks), {}))
     kubelet.start()

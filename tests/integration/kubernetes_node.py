@@ -131,7 +131,7 @@ exit 1
 _KUBELET = """\
 import time
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 
 KubeletStub(Host()).start()
 while True:

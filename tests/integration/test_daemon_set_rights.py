@@ -24,9 +24,9 @@ import yaml
 from fixtures.scenario import mig_machine, mixed_layout, with_mig
 from fixtures.stubs import SCENARIO_VARIABLE, build, have_compiler
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import REPOSITORY, gpunode
 from tests.integration.conftest import refuse_for, require
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = [pytest.mark.containers, pytest.mark.full]

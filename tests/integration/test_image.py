@@ -30,11 +30,11 @@ from fixtures.mps_control import mps_stub
 from fixtures.newer_engines import Unavailable
 from gpunode import __version__
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import REPOSITORY, gpunode
 from tests.dist import BUNDLE, dist, fresh_checkout
 from tests.integration.conftest import refuse_for, require
 from tests.integration.verify_support import UUIDS, GpuNode, gpu_node
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.waiting import PATIENCE, eventually
 
 __all__ = ["dist"]

@@ -19,9 +19,9 @@ from fixtures.layouts import make_root
 from fixtures.scenario import machine, mig_uuid, mixed_layout, with_mig
 from fixtures.stubs import stub_node
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.integration.conftest import refuse_for, require
 from tests.integration.test_cdi_podman import podman
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = [

@@ -5,9 +5,12 @@ The kubelet is gpunode's stub as kubelet.service, because Debian has no kubelet;
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.machine.booted import SCENARIO, Machine
+from tests.plugin import kubelet_stub
 
 UNIT = "gpunode-device-plugin.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
@@ -17,7 +20,7 @@ ALLOCATABLE_LOG = "/run/allocatable.log"
 _KUBELET = f"""\
 import pathlib, time
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from kubelet_stub import KubeletStub
 
 stub = KubeletStub(Host())
 stub.start()
@@ -51,6 +54,8 @@ def node_with_kubelet(machine: Machine) -> Machine:
     script = "import sys; print(*sys.path[1:], sep=':')"
     packages = machine.sh(f'/opt/gpunode/bin/python3 -c "{script}"').strip()
     machine.write("/usr/local/lib/kubelet/kubelet.py", _KUBELET)
+    stub = Path(kubelet_stub.__file__).read_text()
+    machine.write("/usr/local/lib/kubelet/kubelet_stub.py", stub)
     machine.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\ncgroupDriver: cgroupfs\n")
     # a kubelet is recognized by its name, which a copy of the interpreter has here
     machine.sh("cp $(readlink -f /usr/bin/python3) /usr/local/lib/kubelet/kubelet")

@@ -19,10 +19,10 @@ from gpunode.errors import PreconditionError
 from gpunode.facts.processes import Process
 from gpunode.host import Host
 from gpunode.mig.users import Clients, Room, clients
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.serving import kubelet
 from tests.silent import SilentProgress
 from tests.waiting import PATIENCE, eventually

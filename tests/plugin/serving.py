@@ -14,9 +14,9 @@ from typing import Any
 from gpunode.host import Host
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import start_gpunode
 from tests.integration.forked_cli import Started
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import eventually
 
 DIRECTORY = "/dp"

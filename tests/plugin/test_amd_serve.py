@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from fixtures.amd import KFD, MI300X, MI300X_CPX, AmdMachine, amd_machine
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import eventually
 from tests.plugin.serving import Start, kubelet
 

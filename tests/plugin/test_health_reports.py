@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import eventually
 from tests.plugin.observe.node import GPU, LISTEN, inject, port_of, scrape, status, value
 from tests.plugin.serving import Start, kubelet

@@ -26,7 +26,7 @@ from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import RESOURCE, MemoryLog, children, eventually, texts
 from tests.plugin.serving import Serving, Start, kubelet
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import RESOURCE
 
 

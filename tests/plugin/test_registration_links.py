@@ -23,8 +23,8 @@ from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
 from gpunode.plugin.proto import pluginregistration_pb2 as question
 from gpunode.plugin.serve import PluginService
-from gpunode.plugin.simulate.kubelet import AdmissionError, KubeletStub, Times
 from tests.plugin.fakes import FakeBackend, FakeJudge
+from tests.plugin.kubelet_stub import AdmissionError, KubeletStub, Times
 from tests.plugin.nodes import DIRECTORY, MemoryLog, eventually
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"

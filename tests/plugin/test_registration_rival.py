@@ -10,8 +10,8 @@ import pytest
 
 from gpunode.host import Host
 from gpunode.plugin.kubelet.registration import AllocatableCheck
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin.fakes import FakeBackend
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import DIRECTORY, RESOURCE, eventually
 from tests.plugin.other_plugin import other_plugin
 from tests.plugin.test_registration_links import Running, running

@@ -1,6 +1,6 @@
 """The plugin and the kubelet stub, over real gRPC and real sockets in a recorded node's root.
 
-Debian has no kubelet package; plugin/simulate/kubelet.py lists what the stub implements of the real one.
+Debian has no kubelet package; tests/plugin/kubelet_stub.py lists what the stub implements of the real one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.kubelet.registration import KubeletLink
 from gpunode.plugin.kubelet.server import LinkContext
 from gpunode.plugin.serve import PluginService
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, feed, recorded_host, uuid
 
 

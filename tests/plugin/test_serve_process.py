@@ -27,8 +27,8 @@ from fixtures.scenario import (
 )
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import checked
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import RESOURCE, children, eventually, texts
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")

@@ -26,7 +26,7 @@ from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import RESOURCE, eventually
 
 LENGTH = float(os.environ.get("GPUNODE_SOAK", "1"))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from fixtures.mps_control import mps_stub
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import command
+from tests.plugin.kubelet_stub import KubeletStub
 
 RESOURCE = "nvidia.com/gpu"
 _CONFIG = f"version: v1\nsharing: {{mps: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}\n"

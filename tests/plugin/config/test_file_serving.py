@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.host import Host
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import eventually
 from tests.plugin.serving import Serving
 

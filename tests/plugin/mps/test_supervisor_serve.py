@@ -16,7 +16,7 @@ from fixtures.scenario import Fault, gpu_uuid, machine
 from gpunode.plugin.mps.daemon import Identity
 from gpunode.plugin.mps.daemon import start as start_daemon
 from gpunode.plugin.mps.layout import DaemonSpec, prepare
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import MemoryLog, eventually, texts
 from tests.plugin.serving import Serving, Start, kubelet

@@ -17,7 +17,7 @@ from gpunode.plugin.compose import make_service
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe import http
 from gpunode.plugin.observe.metrics import FAMILIES
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import MemoryLog, eventually
 from tests.plugin.observe.node import GPU, LISTEN, QUICK, Values, get, inject, parsed, port_of, scrape, value
 from tests.plugin.observe.test_status_report import SHARED

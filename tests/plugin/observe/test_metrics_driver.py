@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.scenario import machine, mig_uuid, mixed_layout, with_mig
 from fixtures.stubs import StubNode, have_compiler, stub_node
-from gpunode.plugin.simulate.kubelet import KubeletStub
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.conftest import node as mps_node  # noqa: F401 - a fixture
 from tests.plugin.mps.test_supervisor_serve import pid_of, serve

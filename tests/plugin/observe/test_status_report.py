@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gpunode.output.typed import plain
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.plugin import nodes
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import content, eventually
 from tests.plugin.observe.node import GPU, QUICK, another_plugin, command, inject, status
 from tests.plugin.serving import Start, kubelet

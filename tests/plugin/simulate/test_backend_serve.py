@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.plugin.simulate.kubelet import KubeletStub
 from tests.cli import Ran, gpunode
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import eventually
 from tests.plugin.serving import Serving, Start, kubelet
 
