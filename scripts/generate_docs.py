@@ -23,6 +23,7 @@ sys.path.insert(0, str(REPOSITORY))
 from gpunode import __version__  # noqa: E402
 from gpunode.cli import app  # noqa: E402
 from gpunode.commands.variables import variables  # noqa: E402
+from scripts.checks_page import markdown as checks_page  # noqa: E402
 from scripts.man_pages import pages as manual_pages  # noqa: E402
 
 VOLATILE = (
@@ -88,13 +89,6 @@ def environment_page() -> str:
         "(directory of the journal instead of `/var/lib/gpunode`).",
     ]
     return "\n".join(lines) + "\n"
-
-
-def checks_page() -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpunode.checks.document"], capture_output=True, text=True, check=True
-    )
-    return done.stdout
 
 
 def engines_page() -> str:

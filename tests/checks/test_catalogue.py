@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from gpunode.checks.catalogue import _ORDER, ALL_CHECKS, BY_ID, find_check
-from gpunode.checks.document import markdown
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import LAYERS, PREFLIGHTS
 from gpunode.commands import explain
 from gpunode.errors import UsageError
 from gpunode.facts.traits import TRAITS
 from gpunode.output.render import plain_lines
+from scripts.checks_page import markdown
 from tests.checks.remedies import holes, placeholders
 
 LEDGER = Path(__file__).parent / "catalogue.json"
@@ -91,4 +91,4 @@ def test_unknown_id_suggests_the_nearest():
 
 def test_checks_page_in_docs_is_up_to_date():
     page = Path(__file__).parents[2] / "docs" / "checks.md"
-    assert page.read_text() == markdown(), "run: python -m gpunode.checks.document > docs/checks.md"
+    assert page.read_text() == markdown(), "run: make docs"

@@ -1,8 +1,5 @@
-"""Generator of docs/checks.md: ``python -m gpunode.checks.document``."""
+"""The page docs/checks.md, from the checks themselves."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
 
 from gpunode.checks.catalogue import ALL_CHECKS
@@ -18,9 +15,7 @@ def markdown() -> str:
 def _lines() -> Iterator[str]:
     yield "# What `gpunode doctor` checks"
     yield ""
-    yield (
-        "Generated from the checks by `python -m gpunode.checks.document`; don't edit this page. When a check"
-    )
+    yield "Generated from the checks by `make docs`; don't edit this page. When a check"
     yield "fails, checks that depend on it are skipped and name it as the cause."
     yield "See [adding a check](adding-a-check.md)."
     for layer in LAYERS:
@@ -58,7 +53,3 @@ def _check(check: Check) -> Iterator[str]:
         yield f"\n{' '.join((text, *(f'`{command}`' for command in commands)))}."
     if check.refs:
         yield "\nSee " + ", ".join(f"<{address}>" for address in check.refs) + "."
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())
