@@ -46,11 +46,11 @@ def _rows() -> Iterator[Option]:
     sink = by_field["labels_to"]
     text = "Publish the labels to these places."
     yield replace(
-        sink, flags=("--to",), variables=(sink.variable,), part="labels", help=text, default="stdout"
+        sink, names=("--to",), variables=(sink.variable,), part="labels", help=text, default="stdout"
     )
     for option in EVERY:
         if option.part and option.field == "output_file":
-            yield replace(option, flags=(*option.flags, "--output"))
+            yield replace(option, names=(*option.flags, "--output"))
         elif option.part:
             yield option
     without = by_field["fail_on_init_error"]

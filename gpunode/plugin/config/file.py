@@ -136,7 +136,7 @@ class Reader:
         return value if isinstance(value, bool) else None
 
 
-_BOOLEAN = Option("", ("",), "", "boolean")
+_BOOLEAN = Option("", "", "boolean")
 
 
 def joined(path: str, key: str) -> str:

@@ -28,7 +28,8 @@ HOOKS = (
 
 @dataclass(frozen=True)
 class Option:
-    """`kind` is one of those in values.py; `key` is the dotted path in the config file, empty for none.
+    """The flag is named after `field`, unless `names` has other flags, the usual one first. `kind` is one of
+    those in values.py; `key` is the dotted path in the config file, empty for none.
 
     `variables` are those of NVIDIA's plugin, tried in order after our own. An option that is not `live` needs
     a restart. `part` is the only command with a flag for the option; `plugin serve` accepts it in the file
@@ -39,7 +40,6 @@ class Option:
     """
 
     field: str
-    flags: tuple[str, ...]
     help: str
     kind: str = "text"
     key: str = ""
@@ -52,6 +52,11 @@ class Option:
     default: str = ""
     ignored: bool = False
     word: str = ""
+    names: tuple[str, ...] = ()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return self.names or (f"--{self.field.replace('_', '-')}",)
 
     @property
     def variable(self) -> str:
@@ -73,7 +78,6 @@ OPTIONS = (
     # --- NVIDIA's plugin ---
     Option(
         "mig_strategy",
-        ("--mig-strategy",),
         "Advertise MIG devices as GPUs (single), by profile (mixed) or not (none).",
         kind="choice",
         key="flags.migStrategy",
@@ -82,7 +86,6 @@ OPTIONS = (
     ),
     Option(
         "fail_on_init_error",
-        ("--fail-on-init-error",),
         "Accepted and ignored: the plugin always waits for a missing driver.",
         ignored=True,
         kind="boolean",
@@ -91,16 +94,16 @@ OPTIONS = (
     ),
     Option(
         "driver_root",
-        ("--driver-root", "--nvidia-driver-root"),
         "Directory of the driver on the node.",
+        names=("--driver-root", "--nvidia-driver-root"),
         kind="path",
         key="flags.nvidiaDriverRoot",
         variables=("NVIDIA_DRIVER_ROOT",),
     ),
     Option(
         "dev_root",
-        ("--dev-root", "--nvidia-dev-root"),
         "Directory that contains dev/.",
+        names=("--dev-root", "--nvidia-dev-root"),
         default="the driver root",
         kind="path",
         key="flags.nvidiaDevRoot",
@@ -108,8 +111,8 @@ OPTIONS = (
     ),
     Option(
         "container_driver_root",
-        ("--driver-root-ctr-path", "--container-driver-root"),
         "Mount point of the driver root in gpunode's container.",
+        names=("--driver-root-ctr-path", "--container-driver-root"),
         kind="path",
         key="flags.plugin.containerDriverRoot",
         variables=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
@@ -117,7 +120,6 @@ OPTIONS = (
     ),
     Option(
         "pass_device_specs",
-        ("--pass-device-specs",),
         "Also pass device nodes to containers.",
         kind="boolean",
         key="flags.plugin.passDeviceSpecs",
@@ -125,7 +127,6 @@ OPTIONS = (
     ),
     Option(
         "device_list_strategy",
-        ("--device-list-strategy",),
         "How containers get GPUs.",
         kind="choices",
         key="flags.plugin.deviceListStrategy",
@@ -134,7 +135,6 @@ OPTIONS = (
     ),
     Option(
         "device_id_strategy",
-        ("--device-id-strategy",),
         "IDs of GPUs for the runtime.",
         kind="choice",
         key="flags.plugin.deviceIDStrategy",
@@ -143,7 +143,6 @@ OPTIONS = (
     ),
     Option(
         "gdrcopy_enabled",
-        ("--gdrcopy-enabled",),
         "Also pass the GDRCopy device.",
         kind="boolean",
         key="flags.gdrcopyEnabled",
@@ -151,7 +150,6 @@ OPTIONS = (
     ),
     Option(
         "gds_enabled",
-        ("--gds-enabled",),
         "Also pass the GPUDirect Storage devices.",
         kind="boolean",
         key="flags.gdsEnabled",
@@ -159,7 +157,6 @@ OPTIONS = (
     ),
     Option(
         "mofed_enabled",
-        ("--mofed-enabled",),
         "Also pass the InfiniBand devices.",
         kind="boolean",
         key="flags.mofedEnabled",
@@ -167,22 +164,20 @@ OPTIONS = (
     ),
     Option(
         "cdi_annotation_prefix",
-        ("--cdi-annotation-prefix",),
         "Prefix of the keys of CDI annotations.",
         key="flags.plugin.cdiAnnotationPrefix",
         variables=("CDI_ANNOTATION_PREFIX",),
     ),
     Option(
         "nvidia_cdi_hook_path",
-        ("--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         "Path of NVIDIA's hook program.",
+        names=("--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         kind="path",
         key="flags.plugin.nvidiaCTKPath",
         variables=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
     ),
     Option(
         "mps_root",
-        ("--mps-root",),
         "Directory of the MPS daemons.",
         default="/run/nvidia/mps with --mps",
         kind="path",
@@ -192,7 +187,6 @@ OPTIONS = (
     ),
     Option(
         "shared_devices_allocation_policy",
-        ("--shared-devices-allocation-policy",),
         "Distribute shares, or fill one GPU first.",
         kind="choice",
         key="flags.plugin.sharedDevicesAllocationPolicy",
@@ -201,7 +195,6 @@ OPTIONS = (
     ),
     Option(
         "device_discovery_strategy",
-        ("--device-discovery-strategy",),
         "How to find GPUs; vfio, for labels only: GPUs of virtual machines.",
         kind="choice",
         key="flags.deviceDiscoveryStrategy",
@@ -211,7 +204,6 @@ OPTIONS = (
     ),
     Option(
         "imex_channel_ids",
-        ("--imex-channel-ids",),
         "IMEX channels for containers: 0 or none.",
         kind="integers",
         key="imex.channelIDs",
@@ -219,7 +211,6 @@ OPTIONS = (
     ),
     Option(
         "imex_required",
-        ("--imex-required",),
         "Serve nothing without the IMEX channel.",
         kind="boolean",
         key="imex.required",
@@ -227,7 +218,6 @@ OPTIONS = (
     ),
     Option(
         "kubelet_socket",
-        ("--kubelet-socket",),
         "Socket of the kubelet; empty: don't register.",
         kind="socket",
         key="flags.gpunode.kubeletSocket",
@@ -236,14 +226,12 @@ OPTIONS = (
     ),
     Option(
         "config_file",
-        ("--config-file",),
         "Configuration file; changes are reread.",
         word="PATH",
         variables=("CONFIG_FILE",),
     ),
     Option(
         "cdi_feature_flags",
-        ("--cdi-feature-flags",),
         "Features of the CDI specifications.",
         kind="words",
         key="flags.gpunode.cdiFeatureFlags",
@@ -252,7 +240,6 @@ OPTIONS = (
     ),
     Option(
         "cdi_disable_hooks",
-        ("--cdi-disable-hooks",),
         "Omit these hooks; all: every hook.",
         kind="words",
         key="flags.gpunode.cdiDisableHooks",
@@ -262,7 +249,6 @@ OPTIONS = (
     # --- gpunode's own ---
     Option(
         "vendor",
-        ("--vendor",),
         "Vendor of the GPUs.",
         kind="choice",
         key="flags.gpunode.vendor",
@@ -271,7 +257,6 @@ OPTIONS = (
     ),
     Option(
         "resource_name",
-        ("--resource-name",),
         "Resource name of whole GPUs.",
         default="nvidia.com/gpu or amd.com/gpu",
         kind="resource",
@@ -279,15 +264,14 @@ OPTIONS = (
     ),
     Option(
         "resource_naming_strategy",
-        ("--resource-naming-strategy", "--resource_naming_strategy"),
         "AMD: one resource, or one for each partition type.",
+        names=("--resource-naming-strategy", "--resource_naming_strategy"),
         kind="choice",
         key="flags.gpunode.resourceNamingStrategy",
         allowed=("single", "mixed"),
     ),
     Option(
         "registration",
-        ("--registration",),
         "Register directly, or through the plugin watcher.",
         kind="choice",
         key="flags.gpunode.registration",
@@ -296,21 +280,18 @@ OPTIONS = (
     ),
     Option(
         "include",
-        ("--include",),
         "Use only these GPUs: index, UUID, PCI address, or glob of the model.",
         kind="selectors",
         key="resources.include",
     ),
     Option(
         "exclude",
-        ("--exclude",),
         "Ignore these GPUs: index, UUID, PCI address, or glob of the model.",
         kind="selectors",
         key="resources.exclude",
     ),
     Option(
         "mps",
-        ("--mps",),
         "Run the daemons that sharing.mps requires.",
         kind="boolean",
         key="flags.gpunode.mps",
@@ -318,7 +299,6 @@ OPTIONS = (
     ),
     Option(
         "health_disable",
-        ("--health-disable",),
         "XIDs to ignore; xids: every XID; all: every error.",
         kind="xids",
         key="health.disable",
@@ -327,7 +307,6 @@ OPTIONS = (
     ),
     Option(
         "health_enable",
-        ("--health-enable",),
         "XIDs that always count as errors, or all.",
         kind="xids",
         key="health.enable",
@@ -336,7 +315,6 @@ OPTIONS = (
     ),
     Option(
         "health_hold_down",
-        ("--health-hold-down",),
         "Time without errors after which a GPU is healthy again, or infinite.",
         kind="hold",
         key="health.holdDown",
@@ -344,7 +322,6 @@ OPTIONS = (
     ),
     Option(
         "health_poll_interval",
-        ("--health-poll-interval",),
         "Interval of health checks.",
         kind="interval",
         key="health.pollInterval",
@@ -352,7 +329,6 @@ OPTIONS = (
     ),
     Option(
         "rediscover_seconds",
-        ("--rediscover-seconds",),
         "Interval of GPU discovery.",
         kind="seconds",
         key="flags.gpunode.rediscoverSeconds",
@@ -360,7 +336,6 @@ OPTIONS = (
     ),
     Option(
         "log_format",
-        ("--log-format",),
         "Format of the log on stderr.",
         kind="choice",
         key="flags.gpunode.logFormat",
@@ -369,7 +344,6 @@ OPTIONS = (
     ),
     Option(
         "listen",
-        ("--listen",),
         "Address of /metrics, /healthz and /readyz; port 0: any free port.",
         kind="address",
         key="flags.gpunode.listen",
@@ -377,7 +351,6 @@ OPTIONS = (
     ),
     Option(
         "state_dir",
-        ("--state-dir",),
         "State directory of the device plugin.",
         kind="path",
         key="flags.gpunode.stateDir",
@@ -385,7 +358,6 @@ OPTIONS = (
     ),
     Option(
         "pod_resources_socket",
-        ("--pod-resources-socket",),
         "Socket of the kubelet's pod resources API.",
         kind="socket",
         key="flags.gpunode.podResourcesSocket",
@@ -393,7 +365,6 @@ OPTIONS = (
     ),
     Option(
         "simulate",
-        ("--simulate",),
         "Simulate these GPUs, such as h100:8.",
         word="MODEL:N",
         key="flags.gpunode.simulate",
@@ -401,15 +372,14 @@ OPTIONS = (
     ),
     Option(
         "lenient",
-        ("--lenient",),
         "Warn of unknown keys instead of failing.",
         kind="boolean",
     ),
     # --- labels: GPU feature discovery's, and the destinations of labels; flags of `gpunode labels` ---
     Option(
         "labels_to",
-        ("--labels",),
         "Also publish the node's labels.",
+        names=("--labels",),
         kind="choices",
         key="flags.gpunode.labels",
         allowed=SINKS,
@@ -418,7 +388,6 @@ OPTIONS = (
     ),
     Option(
         "output_file",
-        ("--output-file",),
         "Write to this file, for Node Feature Discovery.",
         default="with --to file NFD's features.d/gfd",
         kind="path",
@@ -429,7 +398,6 @@ OPTIONS = (
     ),
     Option(
         "use_node_feature_api",
-        ("--use-node-feature-api",),
         "Same as --to node-feature.",
         kind="boolean",
         key="flags.useNodeFeatureAPI",
@@ -439,7 +407,6 @@ OPTIONS = (
     ),
     Option(
         "oneshot",
-        ("--oneshot",),
         "Publish once; false: same as --watch.",
         kind="boolean",
         key="flags.gfd.oneshot",
@@ -449,7 +416,6 @@ OPTIONS = (
     ),
     Option(
         "sleep_interval",
-        ("--sleep-interval",),
         "Interval of --watch; infinite: when GPUs change.",
         kind="hold",
         key="flags.gfd.sleepInterval",
@@ -459,7 +425,6 @@ OPTIONS = (
     ),
     Option(
         "no_timestamp",
-        ("--no-timestamp",),
         "Omit the timestamp label.",
         kind="boolean",
         key="flags.gfd.noTimestamp",
@@ -469,7 +434,6 @@ OPTIONS = (
     ),
     Option(
         "machine_type_file",
-        ("--machine-type-file",),
         "File with the machine's product name.",
         kind="path",
         key="flags.gfd.machineTypeFile",
@@ -479,7 +443,6 @@ OPTIONS = (
     ),
     Option(
         "firmware",
-        ("--firmware",),
         "AMD: add labels of the firmware versions.",
         kind="boolean",
         key="flags.gpunode.firmware",
@@ -488,7 +451,6 @@ OPTIONS = (
     ),
     Option(
         "kubeconfig",
-        ("--kubeconfig",),
         "Kubeconfig file, or kubelet for the kubelet's own.",
         word="PATH",
         default="KUBECONFIG, the pod's account or ~/.kube/config",
@@ -498,8 +460,8 @@ OPTIONS = (
     ),
     Option(
         "kube_context",
-        ("--context",),
         "Kubeconfig context to use.",
+        names=("--context",),
         default="the current one",
         word="NAME",
         key="flags.gpunode.context",
@@ -508,7 +470,6 @@ OPTIONS = (
     ),
     Option(
         "server",
-        ("--server",),
         "URL of a kubectl proxy, such as http://127.0.0.1:8001.",
         word="URL",
         key="flags.gpunode.server",
@@ -517,7 +478,6 @@ OPTIONS = (
     ),
     Option(
         "namespace",
-        ("--namespace",),
         "Namespace of the NodeFeature object.",
         word="NAME",
         default="the account's",
@@ -528,8 +488,8 @@ OPTIONS = (
     ),
     Option(
         "node_name",
-        ("--node", "--node-name"),
         "Name of the Node.",
+        names=("--node", "--node-name"),
         word="NAME",
         default="the host name",
         key="flags.gpunode.nodeName",
@@ -539,7 +499,6 @@ OPTIONS = (
     ),
     Option(
         "pod_name",
-        ("--pod-name",),
         "Name of this pod; its DaemonSet then owns the NodeFeature object.",
         word="NAME",
         variables=("POD_NAME",),
@@ -548,7 +507,6 @@ OPTIONS = (
     ),
     Option(
         "kube_api_qps",
-        ("--kube-api-qps",),
         "Accepted and ignored.",
         ignored=True,
         variables=("KUBE_API_QPS",),
@@ -556,7 +514,6 @@ OPTIONS = (
     ),
     Option(
         "kube_api_burst",
-        ("--kube-api-burst",),
         "Accepted and ignored.",
         ignored=True,
         variables=("KUBE_API_BURST",),

@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.options import BY_FIELD, LABELS_PREFIX, OPTIONS, Option
-from gpunode.plugin.config.settings import HealthSettings, LabelSettings, Settings
+from gpunode.plugin.config.settings import MPS_ROOT, HealthSettings, LabelSettings, Settings
 from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split, valid_words
 
 # Checks of several values together: options that contradict each other. Pure.
@@ -77,7 +77,6 @@ def _amd(settings: Settings, vendor: str, sharing: str) -> list[Problem]:
 
 
 DEFAULT = "default"
-MPS_ROOT = "/run/nvidia/mps"
 _SETS = ("health_disable", "health_enable")
 Flags = Mapping[str, Sequence[str]]
 """By an option's field what stood on the command line: each time it was given, one text."""

@@ -16,7 +16,9 @@ _DOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MAX_DOMAIN = 244  # 253, less the "requests." of quotas
 _VENDORS = ("nvidia.com", "amd.com")
-_MAX_SOCKET = 107 - len("/var/lib/kubelet/plugins_registry/@01234567")  # unix(7)
+SOCKET_BYTES = 107  # unix(7): sun_path of a socket without the NUL at its end
+_MAX_SOCKET = SOCKET_BYTES - len("/var/lib/kubelet/plugins_registry/@01234567")
+MPS_ROOT = "/run/nvidia/mps"
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 ALL_XIDS = -1
 """Stands for every XID in `HealthSettings`."""

@@ -13,12 +13,11 @@ from typing import Any
 from gpunode.errors import ConfigError
 from gpunode.output.result import ErrorInfo, ExitCode
 from gpunode.plugin.config.options import LISTS, Option
-from gpunode.plugin.config.settings import ALL_XIDS, resource_name_problem
+from gpunode.plugin.config.settings import ALL_XIDS, SOCKET_BYTES, resource_name_problem
 from gpunode.plugin.model import pci_numbers
 
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})  # strconv.ParseBool
 FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
-_SOCKET_BYTES = 107  # unix(7): sun_path without its end
 _NANOSECONDS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
 _NANOSECONDS["h"] = 3600 * 10**9
 _ONE_TERM = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
@@ -110,8 +109,8 @@ def _path(text: str) -> str:
 
 
 def _socket(text: str) -> str:
-    if len(_path(text).encode("utf-8", "surrogateescape")) > _SOCKET_BYTES:
-        raise ValueError(f"a socket's path has at most {_SOCKET_BYTES} bytes")
+    if len(_path(text).encode("utf-8", "surrogateescape")) > SOCKET_BYTES:
+        raise ValueError(f"a socket's path has at most {SOCKET_BYTES} bytes")
     return text
 
 

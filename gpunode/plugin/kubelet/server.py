@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from gpunode.daemons.proto import podresources_pb2
 from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
-from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.config.settings import SOCKET_BYTES, Settings
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.model import AllocationError, Answer, Snapshot
@@ -116,7 +116,6 @@ VERSION = "v1beta1"
 REGISTRATION = f"{VERSION}.Registration"
 DEVICE_PLUGIN = f"{VERSION}.DevicePlugin"
 POD_RESOURCES = "v1.PodResourcesLister"
-MAX_SOCKET_PATH = 107  # sun_path of unix(7) holds 108 bytes, the last one is NUL
 MAX_REQUEST_BYTES = 4 << 20  # ten thousand device ids are half a MiB
 _MAX_DETAILS = 1024  # grpc-message is sent in a header, and a client accepts 8 KiB of those
 
@@ -156,9 +155,9 @@ class Refused(GpunodeError):
 def target(path: Path) -> str:
     """The gRPC address of a unix socket. `PreconditionError` if the path is too long for one."""
     length = len(os.fsencode(path))
-    if length > MAX_SOCKET_PATH:
+    if length > SOCKET_BYTES:
         raise PreconditionError(
-            f"{path} has {length} bytes; a unix socket's path can have {MAX_SOCKET_PATH}",
+            f"{path} has {length} bytes; a unix socket's path can have {SOCKET_BYTES}",
             hint="use a shorter directory, through a symlink for example",
         )
     return f"unix:{path}"

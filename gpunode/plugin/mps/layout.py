@@ -21,13 +21,11 @@ from dataclasses import dataclass
 
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.config.settings import MPS_ROOT, SOCKET_BYTES, Settings
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import AllocationError, Mount, Problem, Resource, Snapshot, Unit
 
 MPS = "mps"
-DEFAULT_ROOT = "/run/nvidia/mps"
-MAX_SOCKET = 107  # bytes of a unix socket's path, unix(7)
 _LONGEST_SOCKET = "control_privileged"  # of the four that the daemon makes
 _MIB = 1 << 20
 NOT_YET = Problem("mps", "the MPS control daemon is not running yet", starting=True)
@@ -64,13 +62,13 @@ class DaemonSpec:
     def path_problem(self) -> str:
         """Why the daemon couldn't listen there: it would end without a message. Empty if it can."""
         length = len(f"{self.pipe}/{_LONGEST_SOCKET}".encode())
-        if length <= MAX_SOCKET:
+        if length <= SOCKET_BYTES:
             return ""
-        return f"{self.pipe} is {length - MAX_SOCKET} bytes too long for the daemon's sockets"
+        return f"{self.pipe} is {length - SOCKET_BYTES} bytes too long for the daemon's sockets"
 
 
 def root_of(settings: Settings) -> str:
-    return settings.mps_root.rstrip("/") or DEFAULT_ROOT
+    return settings.mps_root.rstrip("/") or MPS_ROOT
 
 
 def shared_units(resource: Resource) -> tuple[Unit, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.output.result import ExitCode
 from gpunode.plugin.config.options import OPTIONS, PREFIX
-from gpunode.plugin.config.resolve import MPS_ROOT
+from gpunode.plugin.config.settings import MPS_ROOT
 from tests.plugin.config.resolving import FILES, resolve_text, sources
 
 

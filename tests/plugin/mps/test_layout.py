@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.config.settings import SOCKET_BYTES, Settings
 from gpunode.plugin.model import Device, Resource
-from gpunode.plugin.mps.layout import MAX_SOCKET, DaemonSpec, daemon_specs, memory_share, thread_share
+from gpunode.plugin.mps.layout import DaemonSpec, daemon_specs, memory_share, thread_share
 from tests.plugin.mps.resources import NAME, resource, unit, uuid
 
 OWN = Settings(mps=True, mps_root="/run/nvidia/mps")
@@ -68,7 +68,7 @@ def test_path_too_long_for_a_socket_is_a_problem(root: str, fits: bool) -> None:
     """The daemon ends with 1 and prints nothing."""
     name = "nvidia.com/gpu.shared"
     for spec in daemon_specs(Settings(mps=True, mps_root=root), [resource({0: 2, 1: 2}, name=name)]):
-        assert (len(f"{spec.pipe}/control_privileged") <= MAX_SOCKET) is fits
+        assert (len(f"{spec.pipe}/control_privileged") <= SOCKET_BYTES) is fits
         assert (spec.path_problem == "") is fits
 
 

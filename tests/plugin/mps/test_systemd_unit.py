@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.plugin.mps.layout import DEFAULT_ROOT
+from gpunode.plugin.config.settings import MPS_ROOT
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
 PLUGIN = PACKAGING / "gpunode-device-plugin.service"
@@ -53,7 +53,7 @@ def test_daemons_survive_the_service_and_it_has_time_to_stop_them() -> None:
 
 
 def test_service_may_write_its_root_and_sees_the_nodes_shared_memory() -> None:
-    assert (f"/run/{value('RuntimeDirectory')}", value("RuntimeDirectoryPreserve")) == (DEFAULT_ROOT, "yes")
+    assert (f"/run/{value('RuntimeDirectory')}", value("RuntimeDirectoryPreserve")) == (MPS_ROOT, "yes")
     assert value("ReadWritePaths") == "/dev/shm"
     assert value("PrivateTmp") == "no"
     assert not {"PrivateIPC", "PrivateUsers"} & {key for key, _ in settings()}
