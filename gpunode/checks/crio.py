@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
 from gpunode.checks.fixes import configure, edit_file, packages, restart, same, syntax
-from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, place_of, seen, skip, warn
 from gpunode.checks.units import if_stopped_again, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -177,16 +177,10 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
 
 
 def unreadable(host: Host, error: ConfigError) -> tuple[Evidence, Fix]:
-    """Position of a syntax error (``path:line:column: reason``), and the command that opens it."""
-    message = error.message.removeprefix("can't read ")
-    path, _, rest = message.partition(":")
-    number, _, reason = rest.partition(":")
-    if not number.strip().isdecimal():
-        path = path.partition(" ")[0]
-        return seen(path, message.removeprefix(path).strip(": ")), edit(path, None, syntax(None, None))
-    line = int(number)
-    place = seen(path, f"column {reason.strip()}", line)
-    return place, edit(path, line, syntax(host.read_text(path), line))
+    """Position of a syntax error, and the command that opens it."""
+    place = place_of(error)
+    text = host.read_text(place.source) if place.line else None
+    return place, edit(place.source, place.line, syntax(text, place.line))
 
 
 def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:

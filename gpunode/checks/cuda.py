@@ -24,6 +24,7 @@ from gpunode.facts.cuda import (
     run_cuda,
 )
 from gpunode.facts.driver import version_numbers
+from gpunode.facts.driver_targets import LONG_TERM, last_branch
 from gpunode.facts.images import Image, Search, sample_cuda
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
@@ -78,10 +79,8 @@ def _branch_above(node: Node, requested: tuple[int, int] | None) -> int:
     known = release(requested) if requested else None
     above = driver.branch(node.driver_version) + 1
     least = max(above, driver.branch(known.minimum) if known else 0)
-    last = driver_packages.last_branch(node)
-    fitting = (
-        candidate for candidate in (driver_packages.LONG_TERM, *sorted(driver.kept())) if candidate >= least
-    )
+    last = last_branch(node)
+    fitting = (candidate for candidate in (LONG_TERM, *sorted(driver.kept())) if candidate >= least)
     return next((branch for branch in fitting if not last or branch <= last), 0)
 
 

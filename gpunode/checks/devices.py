@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpunode.checks import driver_packages, fixes
+import re
+
+from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_IMEX, Evidence, Fix, Step
 from gpunode.checks.fixes import UPGRADE_TOOLKIT, Remedy, everywhere, per_family
 from gpunode.checks.model import (
@@ -22,7 +24,8 @@ from gpunode.checks.units import seen_unit
 from gpunode.facts import devices, driver
 from gpunode.facts.cgroups import systemd_engines
 from gpunode.facts.devices import expected_major, mig_capability_nodes
-from gpunode.facts.driver import module_loaded
+from gpunode.facts.driver import PARAMETERS, module_loaded, parameters
+from gpunode.facts.driver_targets import run_installed
 from gpunode.facts.node import Node
 from gpunode.facts.processes import option_value
 from gpunode.facts.system import CONTAINER
@@ -39,7 +42,6 @@ from gpunode.output.result import many
 _OPERATOR_DEV = f"{DRIVER_ROOT}/dev"  # a driver container keeps its device files where it is mounted
 _GONE = "the GPU operator's driver container, which provides the device files, is not running"
 _NODES_SHOWN = 6
-_CONTROL_MINOR = 255  # NV_CONTROL_DEVICE_MINOR in the driver's nv.h: /dev/nvidiactl
 _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
 
@@ -117,7 +119,7 @@ def mig_caps_missing(node: Node) -> Verdict:
 
 def _minor(path: str) -> int:
     number = path.removeprefix("/dev/nvidia")
-    return int(number) if number.isdigit() else _CONTROL_MINOR
+    return int(number) if number.isdigit() else devices.CONTROL_MINOR
 
 
 @check(
@@ -261,7 +263,6 @@ def by_cdi(old_toolkit: bool) -> Fix:
 
 
 _RW = 0o006
-_PARAMS = "/proc/driver/nvidia/params"
 _IMEX = "nvidia-imex.service"
 _ZEROS = set("0-")
 # NVIDIA's DRA driver runs an IMEX daemon in pods, and needs the node's own to be off
@@ -275,7 +276,7 @@ _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
     severity="warning",
     looks_at=(
         "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
-        f"{_PARAMS}. Files in /dev/nvidia-caps are restricted to root by design."
+        f"{PARAMETERS}. Files in /dev/nvidia-caps are restricted to root by design."
     ),
     remedy=OPEN_DEVICES,
     blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
@@ -292,9 +293,9 @@ def dev_perms(node: Node) -> Verdict:
     if not closed:
         return ok(f"all users can open the {len(nodes)} device files")
     evidence = [seen(file.path, f"mode {file.mode:04o}") for file in closed[:4]]
-    expected = devices.device_file_mode(node.host)
+    expected = _configured_mode(node)
     if expected is not None and expected & _RW != _RW:
-        evidence.append(seen(_PARAMS, f"DeviceFileMode {expected} ({expected:04o})"))
+        evidence.append(seen(PARAMETERS, f"DeviceFileMode {expected} ({expected:04o})"))
         words = f"the driver restricts {many(len(closed), 'device file')} to their group"
         if node.distribution.family == "suse":
             return note(words, *evidence)  # group video, as its packages set it
@@ -305,6 +306,12 @@ def dev_perms(node: Node) -> Verdict:
         return warn(words, *evidence, fix=change_mode(option.source))
     fix = open_files(tuple(file.path for file in closed))
     return warn(f"not all users can open {many(len(closed), 'device file')}", *evidence, fix=fix)
+
+
+def _configured_mode(node: Node) -> int | None:
+    """The mode that the loaded driver sets for its files (the decimal DeviceFileMode); None if unknown."""
+    mode = parameters(node.host).get("DeviceFileMode", "")
+    return int(mode) if re.fullmatch(r"\d{1,4}", mode, re.ASCII) else None
 
 
 def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
@@ -584,7 +591,7 @@ def _install(node: Node) -> Fix:
     """On Ubuntu the daemon is in nvidia-compute-utils-BRANCH, with the BRANCH of nvidia-utils-BRANCH; until
     branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample unit; a package
     would install libraries of its own version."""
-    if driver_packages.run_installed(node):
+    if run_installed(node):
         return UNIT_OF_RUN_INSTALLER
     if node.distribution.id == "ubuntu":
         for package in node.packages.containing("nvidia-utils-"):

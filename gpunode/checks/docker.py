@@ -9,7 +9,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_DOCKER, RESTARTS_OTHER_DOCKER, Evidence, Fix
 from gpunode.checks.fixes import per_family
-from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, seen, skip, warn
+from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, place_of, seen, skip, warn
 from gpunode.checks.units import after_reading_log, if_stopped_again, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -222,7 +222,7 @@ def docker_config_invalid_json(node: Node) -> Verdict:
         config = node.docker_config
     except ConfigError as error:
         judge = fail if docker_role(node).used else warn
-        where = _position(error.message, path)
+        where = place_of(error)
         change = fixes.syntax(node.host.read_text(path), where.line)
         fix = _correct(node, node.docker, where.line, change)
         why = "" if node.docker.process else "Docker refuses the file and doesn't start with it."
@@ -250,7 +250,7 @@ def _unusual_text(node: Node, docker: Daemon) -> Verdict | None:
     try:
         parse_daemon_json(text, path)
     except ConfigError as error:
-        where = _position(error.message, path)
+        where = place_of(error)
         fix = _correct(node, docker, where.line, "delete all but one of the duplicate keys")
         what = f"{path} has a duplicate key: the last value takes effect"
         return warn(what, where, fix=fix, why="Docker ignores the other values of this setting.")
@@ -277,16 +277,6 @@ def readable(node: Node) -> dict[str, Any] | None:
         return node.docker_config
     except ConfigError:
         return None
-
-
-def _position(message: str, path: str) -> Evidence:
-    """Split ``path:line:column: reason``; a message without a position stays whole."""
-    rest = message.removeprefix(path).lstrip(":")
-    line, _, more = rest.partition(":")
-    if line.isdigit():
-        column, _, reason = more.partition(":")
-        return seen(path, f"column {column}:{reason}", int(line))
-    return seen(path, rest.strip())
 
 
 @check(

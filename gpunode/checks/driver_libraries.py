@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, Fix
+from gpunode.checks.health import on_gpu
 from gpunode.checks.kernel_module import failures, logged, operator_driver, xid_storms
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -25,6 +26,7 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import GpunodeError
 from gpunode.facts import driver, libraries
+from gpunode.facts.driver_targets import last_branch
 from gpunode.facts.kernel_log import UNSUPPORTED
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
@@ -218,7 +220,7 @@ def nvml_hang(node: Node) -> Verdict:
     # gpu-reset-required reports the others
     broken = [gpu for gpu in probe.inventory.gpus if gpu.error and gpu.error_code != RESET_REQUIRED]
     if broken:
-        errors = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", gpu.error) for gpu in broken]
+        errors = [on_gpu(gpu, gpu.error) for gpu in broken]
         errors += _from_the_log(node, *(gpu.pci for gpu in broken if gpu.pci))
         return fail(f"{len(broken)} of {len(probe.inventory.gpus)} GPUs don't answer NVML", *errors)
     if probe.untold:
@@ -592,7 +594,7 @@ def driver_eol(node: Node) -> Verdict:
     bulletin = driver.ended(number)
     if bulletin is None:
         return ok(f"branch {number} still gets security fixes", _version(node))
-    last = driver_packages.last_branch(node)
+    last = last_branch(node)
     if last and last <= number:
         summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))

@@ -15,10 +15,9 @@ from gpunode.facts import driver
 from gpunode.facts.driver import Supports
 from gpunode.facts.driver_targets import (
     LONG_TERM,
-    REPOSITORY,
+    RUN_INSTALLER,
     has_repository,
     last_branch,
-    module_for,
     run_installed,
 )
 from gpunode.facts.kernel_modules import kernel_devel, linux_headers
@@ -121,16 +120,6 @@ LINK_AT_BOOT = everywhere(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-de
 
 # Which driver this node should have: the newest that supports its GPUs, under its packages' names.
 
-__all__ = [
-    "LONG_TERM",
-    "REPOSITORY",
-    "from_ubuntu",
-    "has_repository",
-    "last_branch",
-    "module_for",
-    "run_installed",
-    "spares",
-]
 # Ubuntu's names carry branch and kind: nvidia-headless-no-dkms-535-server-open, and modules of a kernel's
 # flavour; those of one kernel (linux-modules-nvidia-535-6.8.0-45-generic) come along with them
 _UBUNTU = re.compile(
@@ -291,7 +280,7 @@ def _without_dkms(node: Node, release: str) -> Fix | None:
             server, flavour = "-server" if match[2] else "", match[3] or ""
             name = f"linux-modules-nvidia-{match[1]}{server}{flavour}-{release}"
             return Fix(f"apt update && apt install {name}")
-    if node.host.executable("/usr/bin/nvidia-uninstall") and node.module and node.module.version:
+    if node.host.executable(RUN_INSTALLER) and node.module and node.module.version:
         return _run_file(node, node.module.version, f"--kernel-name={release}")
     return _precompiled(node, release) if node.distribution.family == "rhel" else None
 
@@ -365,9 +354,13 @@ def _library_names(node: Node) -> tuple[str, ...]:
     numbers = driver.version_numbers(node.module.version if node.module else next(iter(node.dkms), ""))
     if not numbers or (numbers[0] >= 590 and not from_ubuntu(node, numbers[0])):
         return ()
-    server = any("-server" in name for name in driver.driver_packages(node.packages))
-    branch = f"{numbers[0]}{'-server' if server else ''}"
+    branch = f"{numbers[0]}{_server(node)}"
     return (f"libnvidia-compute-{branch}", f"nvidia-utils-{branch}")
+
+
+def _server(node: Node) -> str:
+    """Part of Ubuntu's package names, if the installed driver is of the server flavour."""
+    return "-server" if any("-server" in name for name in driver.driver_packages(node.packages)) else ""
 
 
 def suse_modules(node: Node) -> str:
@@ -473,14 +466,12 @@ def _firmware_packages(node: Node, version: str) -> Fix | None:
         return Fix(f"dnf {verb} {_RHEL_FIRMWARE}-{version}").then_reboot()
     if node.distribution.id != "ubuntu":
         return None
-    server = any("-server" in name for name in driver.driver_packages(node.packages))
-    name = f"nvidia-firmware-{driver.version_numbers(version)[0]}{'-server' if server else ''}-{version}"
+    name = f"nvidia-firmware-{driver.version_numbers(version)[0]}{_server(node)}-{version}"
     return Fix(f"apt install --reinstall {name}").then_reboot()
 
 
 # Automatic upgrades, and two driver installations at once.
 
-_RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
 # the packages of the libraries themselves, Ubuntu's with the branch in their names: packages that depend on
 # them can't upgrade them while they are held
 _LIBRARIES = (
@@ -524,9 +515,7 @@ def unattended_upgrades_driver(node: Node) -> Verdict:
     timer = node.units.get(_APT_TIMER) if upgrades.tool == "unattended-upgrades" else None
     if timer is not None and timer.installed and not (timer.runs or timer.at_boot):
         return ok("the timer of unattended-upgrades is disabled", seen(_APT_TIMER, timer))
-    exposed = [
-        package for package in node.packages.starting(*_LIBRARIES) if _exposed(node, upgrades, package)
-    ]
+    exposed = [package for package in library_packages(node) if _exposed(node, upgrades, package)]
     if not exposed:
         return ok(
             f"{upgrades.tool} doesn't upgrade the driver",
@@ -548,8 +537,7 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
         return True
     wide = any(word in origin.lower() for origin in upgrades.origins for word in _WIDE)
     # Ubuntu ships the driver among its security updates; NVIDIA's repository must be listed
-    own = "-0ubuntu0." in package.version or not has_repository(node)
-    return bool(upgrades.origins) and (wide or own)
+    return bool(upgrades.origins) and (wide or _of_archive(node, package))
 
 
 @check(
@@ -576,13 +564,13 @@ def driver_two_installs(node: Node) -> Verdict:
     """
     if node.host.is_dir(OPERATOR_DRIVER):
         return _beside_operator(node)
-    if node.host.executable(_RUN_INSTALLER):
+    if node.host.executable(RUN_INSTALLER):
         packaged = library_packages(node)
         if packaged:
             names = ", ".join(f"{package.name} {package.upstream}" for package in packaged[:3])
             return warn(
                 "the driver was installed both by a .run installer and from packages",
-                seen(_RUN_INSTALLER, "left over from the .run installer"),
+                seen(RUN_INSTALLER, "left over from the .run installer"),
                 seen("package database", names),
                 fix=_remove(node, packaged),
             )

@@ -23,7 +23,8 @@ from gpunode.checks.model import (
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import fabric
 from gpunode.facts import fabric as manager
-from gpunode.facts.driver import module_loaded, version_numbers
+from gpunode.facts.driver import module_loaded, parameters, version_numbers
+from gpunode.facts.driver_targets import has_repository
 from gpunode.facts.fabric import IB_UMAD, package_version
 from gpunode.facts.kernel_log import SOURCE, KernelLine, last_load, matching
 from gpunode.facts.node import Node
@@ -205,7 +206,7 @@ def _manager_package(node: Node, branch: int) -> str:
         return installed[0]
     if node.distribution.family != "debian":
         return "nvidia-fabricmanager" if branch >= _ONE_NAME else "nvidia-fabric-manager"
-    archive = node.distribution.id == "ubuntu" and not driver_packages.has_repository(node)
+    archive = node.distribution.id == "ubuntu" and not has_repository(node)
     is_versioned = branch < _ONE_NAME or archive or driver_packages.from_ubuntu(node, branch)
     return f"nvidia-fabricmanager-{branch}" if is_versioned else "nvidia-fabricmanager"
 
@@ -418,7 +419,7 @@ def fabric_training(node: Node) -> Verdict:
     """A GPU that hasn't joined its fabric can't start CUDA (error 802). A GPU with a degraded link slows all
     multi-GPU work down.
     """
-    if "NvLinkDisable: 1" in (node.host.read_text("/proc/driver/nvidia/params") or ""):
+    if parameters(node.host).get("NvLinkDisable") == "1":
         return skip("NVLink is disabled (NVreg_NvLinkDisable=1)")
     # a partitioned GPU computes without its fabric
     known = [
@@ -433,19 +434,16 @@ def fabric_training(node: Node) -> Verdict:
         return skip("the node has just booted and its fabric is still in training")
     wrong = [gpu for gpu in known if gpu.fabric.state == "completed" and gpu.fabric.status not in (None, 0)]
     if waiting or wrong:
-        evidence = tuple(seen(_gpu(gpu), _fabric(gpu)) for gpu in (*waiting, *wrong)[:8])
+        evidence = tuple(health.on_gpu(gpu, _fabric(gpu)) for gpu in (*waiting, *wrong)[:8])
         return fail(f"{len(evidence)} of {len(known)} GPUs haven't joined their NVLink fabric", *evidence)
     degraded = [(gpu, problem) for gpu in known if (problem := _health(gpu.fabric.health))]
     if degraded:
         affected = "one GPU" if len(degraded) == 1 else f"{len(degraded)} GPUs"
         return warn(
-            f"the NVLink fabric of {affected} is degraded", *(seen(_gpu(gpu), what) for gpu, what in degraded)
+            f"the NVLink fabric of {affected} is degraded",
+            *(health.on_gpu(gpu, what) for gpu, what in degraded),
         )
     return ok(f"{len(known)} GPUs have joined their NVLink fabric")
-
-
-def _gpu(condition: Condition) -> str:
-    return f"NVML, GPU {condition.index} ({condition.pci})"
 
 
 def _fabric(condition: Condition) -> str:
@@ -506,10 +504,7 @@ def vgpu_license(node: Node) -> Verdict:
     if 0 < node.host.now() - boot_time(node.host) < _LICENCE_SECONDS:
         return skip("the node has just booted and nvidia-gridd is still requesting a licence")
     evidence = [
-        seen(
-            f"NVML, GPU {condition.index} ({condition.pci})",
-            f"no licence{_products(condition.licence.products)}",
-        )
+        health.on_gpu(condition, f"no licence{_products(condition.licence.products)}")
         for condition in without[:8]
     ]
     unit = node.units.get(_UNIT)

@@ -153,36 +153,29 @@ INSTALL_DRIVER = everywhere("gpunode driver install --yes", disturbs=effects.REP
 UPGRADE_DRIVER = INSTALL_DRIVER.then_reboot()
 
 
-def _blacklist(path: str, content: str, commands: tuple[tuple[str, ...], ...]) -> Fix:
-    """Write the file, include it in the initramfs, and reboot: only the reboot is disruptive."""
+def keep_out(path: str, content: str, commands: Sequence[tuple[str, ...]]) -> Fix:
+    """Write a file of modprobe.d and include it in the initramfs; it takes effect at the next boot."""
     text = content.replace("\n", "\\n")
     parts = [f"printf '{text}' > {path}", *(_command_text(argv) for argv in commands)]
-    steps = (
-        Step(path=path, content=content),
-        *(Step(argv=argv) for argv in commands),
-        Step(argv=("systemctl", "reboot"), disruptive="reboot"),
-    )
-    return Fix(" && ".join(parts), safe=True, steps=steps).then_reboot()
+    steps = (Step(path=path, content=content), *(Step(argv=argv) for argv in commands))
+    return Fix(" && ".join(parts), safe=True, steps=steps)
 
 
 def _command_text(argv: tuple[str, ...]) -> str:
     return " ".join(f'"{word}"' if " " in word else word for word in argv)
 
 
-def blacklist(name: str, content: str) -> Remedy:
-    """Keep kernel modules from loading at boot, with /etc/modprobe.d/NAME."""
-    path = f"/etc/modprobe.d/{name}"
-    rhel = INITRAMFS["rhel"] if "nouveau" in content else INITRAMFS["rhel"][:1]
-    return Remedy(
-        _blacklist(path, content, INITRAMFS["debian"]),
-        _blacklist(path, content, rhel),
-        _blacklist(path, content, INITRAMFS["suse"]),
-        _blacklist(path, content, ()),
-    )
+def blacklist(path: str, content: str) -> Remedy:
+    """Keep kernel modules from loading, and reboot: only the reboot is disruptive. The kernel's arguments
+    are for nouveau alone."""
+    most = None if "nouveau" in content else 1
+    fixes = (keep_out(path, content, INITRAMFS.get(family, ())[:most]) for family in FAMILIES)
+    reboot = Step(argv=("systemctl", "reboot"), disruptive="reboot")
+    return Remedy(*(replace(fix, steps=(*fix.steps, reboot)).then_reboot() for fix in fixes))
 
 
-BLACKLIST_NOUVEAU = blacklist(NOUVEAU_FILE.rpartition("/")[2], NOUVEAU_TEXT)
-BLACKLIST_NOVA = blacklist(NOVA_FILE.rpartition("/")[2], NOVA_TEXT)
+BLACKLIST_NOUVEAU = blacklist(NOUVEAU_FILE, NOUVEAU_TEXT)
+BLACKLIST_NOVA = blacklist(NOVA_FILE, NOVA_TEXT)
 
 
 def rebind(*addresses: str) -> Remedy:

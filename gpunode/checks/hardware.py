@@ -7,7 +7,7 @@ import shlex
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.finding import Evidence, Fix, Step
+from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import POWER_OFF, Remedy, everywhere, per_family
 from gpunode.checks.kernel_module import failures
 from gpunode.checks.model import (
@@ -255,11 +255,6 @@ def owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:
 # Fixes for the hardware's findings, beside the shared remedies of fixes.py.
 
 _PARAMETERS = "https://docs.kernel.org/admin-guide/kernel-parameters.html"
-_REBUILD = {
-    "debian": ("update-initramfs", "-u", "-k", "all"),
-    "rhel": ("dracut", "-f", "--regenerate-all"),
-    "suse": ("dracut", "-f", "--regenerate-all"),
-}
 
 
 def kernel_argument(words: str) -> Remedy:
@@ -335,19 +330,8 @@ SHOW_LINK = fixes.same(fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e Lnk
 SHOW_ERRORS = fixes.same(fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT))
 
 
-def keep_out(family: str, path: str, text: str) -> Fix:
-    """Write a blacklist file, also into the initramfs; it takes effect at the next boot."""
-    quoted = text.replace("\n", "\\n")
-    command = f"printf '{quoted}' > {path}"
-    steps = [Step(path=path, content=text)]
-    if family in _REBUILD:
-        steps.append(Step(argv=_REBUILD[family]))
-        command += f" && {shlex.join(_REBUILD[family])}"
-    return Fix(command, safe=True, steps=tuple(steps))
-
-
 KEEP_NOUVEAU_OUT = Remedy(
-    *(keep_out(family, NOUVEAU_FILE, NOUVEAU_TEXT) for family in ("debian", "rhel", "suse", "other"))
+    *(fixes.keep_out(NOUVEAU_FILE, NOUVEAU_TEXT, INITRAMFS.get(family, ())[:1]) for family in fixes.FAMILIES)
 )
 
 _CDMM_FILE = "/etc/modprobe.d/nvidia-coherent-memory.conf"

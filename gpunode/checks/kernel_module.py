@@ -655,7 +655,7 @@ def driver_persist_modprobe_conf(node: Node) -> Verdict:
     odd = driver.switched_off(node.host)
     if not odd:
         return ok("the module runs with its default parameters")
-    evidence = [seen("/proc/driver/nvidia/params", f"{name}: 0") for name in odd]
+    evidence = [seen(driver.PARAMETERS, f"{name}: 0") for name in odd]
     names = ", ".join(f"NVreg_{name}=0" for name in odd)
     return note(f"the module was loaded with {names}", *evidence)
 

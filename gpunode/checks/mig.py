@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpunode.checks import fabric, fixes, health
+from gpunode.checks import fabric, fixes
 from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
+from gpunode.checks.health import on_gpu, which
 from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
@@ -62,12 +63,9 @@ def mig_mode_pending(node: Node) -> Verdict:
     reset = fabric.reset(node, waiting)
     create = _CREATE if any(gpu.mig_mode_next for gpu in waiting) else ""
     return warn(
-        f"the MIG mode of {health.which(tuple(waiting), node)} changes at the next reset",
+        f"the MIG mode of {which(tuple(waiting), node)} changes at the next reset",
         *(
-            seen(
-                f"NVML, GPU {gpu.index} ({gpu.pci})",
-                f"MIG is {words[bool(gpu.mig_mode)]}, will be {words[bool(gpu.mig_mode_next)]}",
-            )
+            on_gpu(gpu, f"MIG is {words[bool(gpu.mig_mode)]}, will be {words[bool(gpu.mig_mode_next)]}")
             for gpu in waiting[:8]
         ),
         fix=replace(
@@ -97,7 +95,7 @@ def mig_enabled_no_instances(node: Node) -> Verdict:
     empty = [gpu for gpu in gpus if not gpu.mig]
     if not empty:
         return ok(f"{many(len(gpus), 'GPU')} have {sum(len(gpu.mig) for gpu in gpus)} MIG devices")
-    evidence = [_nvml(gpu, "MIG is on, no MIG device") for gpu in empty[:8]]
+    evidence = [on_gpu(gpu, "MIG is on, no MIG device") for gpu in empty[:8]]
     unit = node.units.get(mig.UNIT)
     if unit is not None and unit.installed:
         evidence.append(seen(mig.UNIT, unit))
@@ -181,7 +179,7 @@ def mig_config_lost(node: Node) -> Verdict:
     count = sum(len(gpu.mig) for gpu in gpus)
     return warn(
         f"nothing restores the {count} MIG devices of this node after a reboot",
-        *(_nvml(gpu, _counted(gpu)) for gpu in gpus[:8]),
+        *(on_gpu(gpu, _counted(gpu)) for gpu in gpus[:8]),
         seen(mig.UNIT, node.units[mig.UNIT]),
     )
 
@@ -263,14 +261,10 @@ def mig_nvml_regression(node: Node) -> Verdict:
     return warn(
         f"driver {driver} miscounts GPUs if only some of them have MIG enabled",
         seen("the loaded driver", driver),
-        *(_nvml(gpu, "MIG on" if gpu.mig_enabled else "MIG off") for gpu in gpus[:8]),
+        *(on_gpu(gpu, "MIG on" if gpu.mig_enabled else "MIG off") for gpu in gpus[:8]),
         seen(f"table {mig.FAULTS}", f"fixed in {fault}"),
         fix=driver_upgrade(node, fault),
     )
-
-
-def _nvml(gpu: Gpu, what: str) -> Evidence:
-    return seen(f"NVML, GPU {gpu.index} ({gpu.pci})", what)
 
 
 # MIG layouts against the device plugin's strategy for them.
@@ -333,10 +327,7 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
         if whole
         else f"MIG devices have different profiles ({', '.join(profiles)})"
     )
-    layout = tuple(
-        seen(f"NVML, GPU {gpu.index} ({gpu.pci})", _cut(gpu.mig) if gpu.mig_enabled else "MIG is off")
-        for gpu in known[:8]
-    )
+    layout = tuple(on_gpu(gpu, _cut(gpu.mig) if gpu.mig_enabled else "MIG is off") for gpu in known[:8])
     summary = f"{what}, but the device plugin's MIG strategy is single"
     if all(entry.source.startswith("gpunode") for entry in single):
         return warn(
@@ -435,5 +426,5 @@ def mps_mig_mixed(node: Node) -> Verdict:
 
 def _mixed(node: Node, answer: Evidence) -> Verdict:
     gpus = node.nvml.inventory.gpus if node.nvml.inventory else ()
-    on = [seen(f"NVML, GPU {gpu.index} ({gpu.pci})", "MIG is on") for gpu in gpus if gpu.mig_enabled]
+    on = [on_gpu(gpu, "MIG is on") for gpu in gpus if gpu.mig_enabled]
     return warn("the device plugin shares GPUs with MPS, which doesn't work with MIG", answer, *on[:8])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.fixes import Remedy
+from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
@@ -32,6 +34,7 @@ PREFLIGHTS = (*ENGINES, "kubernetes")
 ANY_ENGINE = PREFLIGHTS
 
 _LONGEST = 2000
+_POSITION = re.compile(r"(?P<path>/[^:]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<reason>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,18 @@ def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
 def seen(source: str, value: object, line: int | None = None) -> Evidence:
     """One observation; `source` is a path or a command."""
     return Evidence(one_line(source), one_line(str(value)), line)
+
+
+def place_of(error: ConfigError) -> Evidence:
+    """The file that an error names, with the line and the column if it names them
+    (``path:line:column: reason``)."""
+    message = error.message.removeprefix("can't read ")
+    match = _POSITION.fullmatch(message)
+    if match is None:
+        path = message.partition(" ")[0].rstrip(":")
+        return seen(path, message.removeprefix(path).strip(": "))
+    column = f"column {match['column']}: " if match["column"] else ""
+    return seen(match["path"], f"{column}{match['reason']}", int(match["line"]))
 
 
 def ago(seconds: float) -> str:

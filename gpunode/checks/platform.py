@@ -31,6 +31,7 @@ from gpunode.facts.access_control import apparmor_denials
 from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.driver import newer_kernels, version_key
+from gpunode.facts.driver_targets import RUN_INSTALLER
 from gpunode.facts.kernel_modules import failed_build
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.node import Node
@@ -162,7 +163,6 @@ _CSV = "/etc/nvidia-container-runtime/host-files-for-container.d"
 # Ubuntu's CUDA packages install the libraries too, but the loader finds WSL's own first
 _LINUX_DRIVER = ("nvidia-driver", "nvidia-dkms", "nvidia-open", "nvidia-kernel", "cuda-drivers")
 _LINUX_LIBRARIES = "libnvidia-compute"
-_UNINSTALL = "/usr/bin/nvidia-uninstall"
 
 
 @check(
@@ -198,7 +198,7 @@ def wsl2(node: Node) -> Verdict:
         packages += [package.name for package in node.packages.starting(_LINUX_LIBRARIES)]
         owner = {"debian": "dpkg -S", "rhel": "rpm -qf", "suse": "rpm -qf"}.get(family)
         command = (
-            "nvidia-uninstall" if node.host.executable(_UNINSTALL) else f"rm {library.path} {library.real}"
+            "nvidia-uninstall" if node.host.executable(RUN_INSTALLER) else f"rm {library.path} {library.real}"
         )
         first = f"First run {owner} {library.real}: if it names a package, remove that package instead"
         by_hand = Fix(f"{command} && ldconfig", before=first if owner and command.startswith("rm ") else "")

@@ -15,6 +15,7 @@ from gpunode.checks.model import (
     fail,
     note,
     ok,
+    place_of,
     seen,
     skip,
 )
@@ -95,14 +96,13 @@ def toolkit_config_invalid(node: Node) -> Verdict:
     try:
         settings = node.toolkit_settings
     except ConfigError as error:
-        path, _, rest = error.message.removeprefix("can't read ").partition(":")
-        line = rest.partition(":")[0]
-        number = int(line) if line.isdigit() else None
-        fix = fixes.edit_file(path, number, fixes.syntax(node.host.read_text(path), number))
+        place = place_of(error)
+        path, number = place.source, place.line
+        text = node.host.read_text(path) if number else None
         return fail(
             f"{path} can't be parsed",
-            seen(path, f"column {rest.partition(':')[2]}" if number else error.message, number),
-            fix=fix,
+            place,
+            fix=fixes.edit_file(path, number, fixes.syntax(text, number)),
             why="The toolkit's programs read this file each time a container starts: GPU containers don't "
             "start with such an error in it.",
         )

@@ -12,7 +12,6 @@ from gpunode.host.reading import DeviceNode
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _CAPABILITIES = "/proc/driver/nvidia/capabilities"
-_PARAMS = "/proc/driver/nvidia/params"
 CONTROL = "/dev/nvidiactl"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
@@ -111,13 +110,6 @@ def expected_major(path: str, majors: dict[str, int]) -> int | None:
 def needed(path: str) -> bool:
     """Whether every CUDA program opens this device file."""
     return re.fullmatch(r"/dev/nvidia(\d+|ctl|-uvm)", path) is not None
-
-
-def device_file_mode(host: Host) -> int | None:
-    """The mode that the loaded driver sets for its files (the decimal DeviceFileMode); None if unknown."""
-    fields = dict(_pairs(host.read_text(_PARAMS) or ""))
-    mode = fields.get("DeviceFileMode", "")
-    return int(mode) if re.fullmatch(r"\d{1,4}", mode, re.ASCII) else None
 
 
 # Which of the driver's device files a process has open: /proc/PID/fd (proc(5)), by device number. A path

@@ -10,6 +10,7 @@ from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
+from gpunode.facts.driver_targets import last_branch
 from gpunode.facts.kernel_modules import kernel_devel
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
@@ -101,10 +102,7 @@ def test_last_branch_that_supports_all_gpus(ids, last, tmp_path):
     for number, device in enumerate(ids):
         place = f"/sys/bus/pci/devices/0000:{number + 1:02x}:00.0"
         files |= {f"{place}/vendor": "0x10de", f"{place}/class": "0x030200", f"{place}/device": device}
-    assert (
-        driver_packages.last_branch(Node(Host(build_machine({"files": files}, tmp_path / "m"), environ={})))
-        == last
-    )
+    assert last_branch(Node(Host(build_machine({"files": files}, tmp_path / "m"), environ={}))) == last
 
 
 def findings(node, identifier):
