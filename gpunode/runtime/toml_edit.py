@@ -200,7 +200,7 @@ def _on_one_line(value: Any) -> str:
     import tomlkit
 
     if not isinstance(value, dict):
-        return tomlkit.item(value).as_string()
+        return str(tomlkit.item(value).as_string())
     return f"{{ {', '.join(f'{dotted((key,))} = {_on_one_line(inner)}' for key, inner in value.items())} }}"
 
 
