@@ -182,7 +182,7 @@ def _problem(spec: CdiSpec, engines: Sequence[Daemon]) -> str:
     for engine in engines:
         known = reads(engine.name, engine.version)
         if known is not None and known < version:
-            release = ".".join(map(str, engine.version)) or "of unknown release"
+            release = engine.release or "of unknown release"
             return f"{engine.name} {release} reads CDI up to {text(known)}, this is {spec.version}"
     return ""
 

@@ -488,7 +488,7 @@ def cdi_disabled(node: Node) -> Verdict:
     directories = docker_directories(node)
     if directories:
         return ok(f"Docker reads CDI specifications in {', '.join(directories)}")
-    release = ".".join(map(str, docker.version))
+    release = docker.release
     evidence = (seen("docker info", "no CDISpecDirs"), seen(specs[0].path, specs[0].kind))
     if not any(name in node.toolkit.programs for name in HOOKS):
         if docker.version and docker.version < gate("docker", "cdi"):

@@ -381,7 +381,7 @@ def _status(
         name=daemon.name,
         manager=daemon.manager,
         user=daemon.user,
-        version=".".join(map(str, daemon.version)),
+        version=daemon.release,
         running=daemon.process is not None or active is not None if ENGINES[daemon.name].has_daemon else None,
         pid=daemon.process.pid if daemon.process else None,
         socket=daemon.socket,

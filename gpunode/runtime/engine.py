@@ -60,9 +60,9 @@ class DesiredConfig:
         """`PreconditionError` if CDI is requested and this release doesn't have it; an unknown one may."""
         engine = ENGINES[daemon.name]
         if self.cdi and daemon.version and daemon.version < engine.cdi:
-            present, first = (".".join(map(str, version)) for version in (daemon.version, engine.cdi))
+            first = ".".join(map(str, engine.cdi))
             raise PreconditionError(
-                f"{engine.title} {present} has no CDI, which came with {first}",
+                f"{engine.title} {daemon.release} has no CDI, which came with {first}",
                 hint=f"leave out --cdi or upgrade {engine.title}",
             )
 

@@ -108,7 +108,7 @@ def report(task: Task, applied: Applied, request: Request, notes: tuple[str, ...
     active = applied.active or (task.active if plan.verb == "none" else None)
     data = RuntimeConfiguration(
         engine=plan.engine,
-        engine_version=".".join(map(str, engine.daemon.version)),
+        engine_version=engine.daemon.release,
         config_version=plan.config_version,
         config=engine.daemon.config_path,
         config_source=engine.daemon.config_source,

@@ -48,6 +48,17 @@ def test_healthy_node_agrees_with_its_files(node: Path) -> None:
     assert containerd["files"][0]["writer"] == "administrator"
 
 
+def test_months_of_old_docker_releases_have_two_digits(tmp_path: Path) -> None:
+    root = recorded_host("docker-version-old", tmp_path / "node").root
+    assert engines(root)["docker"]["version"] == "18.09.9"
+    planned = gpunode(
+        "configure-runtime", "--runtime", "docker", "--dry-run", "--root", str(root), "-o", "json"
+    )
+    assert planned.document["data"]["engineVersion"] == "18.09.9"
+    ran = gpunode("configure-runtime", "--runtime", "docker", "--cdi", "--dry-run", "--root", str(root))
+    assert "Docker 18.09.9 has no CDI" in ran.err
+
+
 def test_reading_changes_nothing(node: Path) -> None:
     def state() -> dict[str, str]:
         return {
