@@ -130,6 +130,9 @@ def _first(report: Report) -> Iterator[str]:
     root = ", as root" if cause["fix"][0]["needsRoot"] else ""
     yield f'<h2 id="first">{_label(cause["fix"][0])} first{root}</h2>'
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
+    for worst in report.data["order"][1:2]:  # a fix that goes before it is the first
+        if cause["id"] in report.data["reboot"]["before"].get(worst, ()):
+            yield f"<p>Before the reboot that {_link(worst)} needs:</p>"
     yield from _steps(report, cause) if report.data["steps"] else _fixes(report, cause, {})
     if waiting:
         verb = "waits" if waiting == 1 else "wait"

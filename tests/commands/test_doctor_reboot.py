@@ -186,6 +186,7 @@ def test_fault_that_breaks_a_reboot_is_fixed_before_the_reboot_that_ends_another
     result = doctor.run(host, SilentProgress())
     lines = [line for block in result.blocks for line in plain_lines(block)]
     assert result.data.first == "docker-config-invalid-json"
+    assert "  Before the reboot that nouveau-loaded needs" in lines
     nouveau = next(number for number, line in enumerate(lines) if line.startswith("FAIL nouveau-loaded: "))
     docker = next(number for number, line in enumerate(lines) if line.startswith("WARN docker-config"))
     assert docker < nouveau < lines.index("  Then drain this Kubernetes node and reboot it")
@@ -194,6 +195,13 @@ def test_fault_that_breaks_a_reboot_is_fixed_before_the_reboot_that_ends_another
 def test_every_page_has_the_section(ask):
     page = ask("driver-lib-mismatch", "-o", "html")
     assert "Safe to reboot?" in page and "A reboot is the fix for driver-lib-mismatch." in page
+
+
+def test_html_page_says_for_which_reboot_the_first_fix_is(ask):
+    machine = "nouveau-loaded-docker-invalid-cdi-stale"
+    page = ask(machine, "-o", "html")
+    assert '<p>Before the reboot that <a href="#nouveau-loaded">nouveau-loaded</a> needs:</p>' in page
+    assert "Before the reboot" not in ask("docker-unknown-key", "-o", "html")
 
 
 def test_html_page_names_what_to_fix_before_the_reboot(ask):
