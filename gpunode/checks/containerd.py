@@ -601,10 +601,11 @@ def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
     """
     present = f"SystemdCgroup = {'false' if desired == 'true' else 'true'}"
     files = [path for path in config.files if present in (node.host.read_text(path) or "")]
-    if not files or (node.containerd and node.containerd.manager):
-        return edit(node, config.path, None, f"set SystemdCgroup = {desired} in the options of each runtime")
     change = f"sed -i 's/{present}/SystemdCgroup = {desired}/' {' '.join(files)}"
-    return fixes.RESTART_CONTAINERD.other.after(change)
+    fix = fixes.RESTART_CONTAINERD.other.after(change)
+    if not files or (node.containerd and node.containerd.manager):
+        fix = edit(node, config.path, None, f"set SystemdCgroup = {desired} in the options of each runtime")
+    return fixes.new_cgroup_driver(fix, "containerd")
 
 
 def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import WHERE, edit, judged, running_config
@@ -33,7 +32,6 @@ _VITAL = (
     "runtimes",
 )
 _MOST = 8
-_NEW_CGROUPS = "This changes containerd's cgroup driver, which must not change under running pods"
 
 
 @check(
@@ -109,7 +107,7 @@ def _finding(node: Node, judge: Callable[..., Verdict], summary: str, removed: t
     fix = edit(node, removed[0].by, None, "\n".join((change, *_pasted(node, plugin, here))))
     if node.kubelet is not None and any(setting.keys[-1] == "SystemdCgroup" for setting in here):
         # https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers
-        fix = replace(fix, disruptive="drain", before=_NEW_CGROUPS)
+        fix = fixes.new_cgroup_driver(fix, "containerd")
     table = seen(
         removed[0].by, f'a table "{plugin}" without these settings: the running containerd lacks them', line
     )

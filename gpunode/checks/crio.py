@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
-from gpunode.checks.fixes import configure, edit_file, packages, restart, same, syntax
+from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart, same, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, place_of, seen, skip, warn
 from gpunode.checks.units import if_stopped_again, seen_unit
 from gpunode.errors import ConfigError, DaemonError
@@ -313,7 +313,7 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     setting = seen("KubeletConfiguration cgroupDriver", own)
     path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
-    fix = restart_crio(node.crio.unit).after(command)
+    fix = new_cgroup_driver(restart_crio(node.crio.unit).after(command), "CRI-O")
     return fail("CRI-O and the kubelet use different cgroup drivers", answer, setting, fix=fix)
 
 

@@ -229,12 +229,13 @@ _RESTART_POD = fixes.same(RESTART_POD)
 @check(
     "allocatable-zero",
     "kubelet",
-    title="The kubelet can allocate every GPU",
+    title="The kubelet can allocate all GPUs of this node",
     looks_at=(
         "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
         "its checkpoint) against the GPUs on the bus, and whether the device ids belong to this node's "
-        "GPUs (NVML). Shares and MIG devices may exceed the number of GPUs; a plugin that is "
-        "configured to register only some of the GPUs is fine."
+        "GPUs (NVML): an error if it can allocate none, a warning if it can allocate only some. Shares "
+        "and MIG devices may exceed the number of GPUs; a plugin that is configured to register only some "
+        "of the GPUs is fine."
     ),
     remedy=_RESTART_POD,
     classes=CLUSTER_NODES,
@@ -283,7 +284,7 @@ def allocatable_zero(node: Node) -> Verdict:
     if parts or len(ids) >= usual or _selects_gpus(node):
         return ok(f"the kubelet can allocate {len(ids)} devices", answer)
     here = seen("/sys/bus/pci/devices", f"{usual} GPUs with the driver nvidia")
-    summary = f"the kubelet can allocate {len(ids)} of {usual} GPUs{_off_the_bus(fallen)}"
+    summary = f"the kubelet can allocate only {len(ids)} of this node's {usual} GPUs{_off_the_bus(fallen)}"
     fix = _AFTER_FALLEN if fallen else _restart(node)
     return warn(summary, answer, here, *lines, *_last_words(node), fix=fix)
 

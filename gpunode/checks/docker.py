@@ -763,4 +763,5 @@ def _same_driver(node: Node, docker: Daemon, driver: str) -> Fix:
     """Change Docker to the kubelet's driver: the other direction would require restarting every pod."""
     text = node.host.read_text(docker.config_path) or ""
     line = line_of(text, "native.cgroupdriver")
-    return edit(node, docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')
+    fix = edit(node, docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')
+    return fixes.new_cgroup_driver(fix, "Docker")

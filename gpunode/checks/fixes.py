@@ -277,6 +277,14 @@ def configure(runtime: str, *options: str) -> Fix:
     return Fix(" ".join((CONFIGURE, "--runtime", runtime, *options)), disruptive="restart", disturbs=disturbs)
 
 
+def new_cgroup_driver(fix: Fix, engine: str) -> Fix:
+    """A fix that changes the cgroup driver of the kubelet's engine: drain first, because the sandboxes of
+    running pods can't be created again with another driver
+    (https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers)."""
+    before = f"This changes {engine}'s cgroup driver, which must not change under running pods"
+    return replace(fix, disruptive="drain", before=before)
+
+
 START_DOCKER = same(restart("docker", effects.RESTARTS_DOCKER))
 EDIT_DAEMON_JSON = everywhere("${EDITOR:-vi} /etc/docker/daemon.json")
 RELOAD_DOCKER = everywhere("systemctl reload docker")

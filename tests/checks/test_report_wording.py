@@ -228,6 +228,29 @@ def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("containerd-systemdcgroup-kubelet", "containerd"),
+        ("kubelet-cgroupfs", "containerd"),
+        ("crio-cgroup-manager", "CRI-O"),
+        ("docker-cgroup-driver-mismatch", "Docker"),
+    ],
+)
+def test_node_is_drained_before_its_cgroup_driver_changes(name, engine, tmp_path):
+    lines = page(name, tmp_path)
+    at = next(number for number, line in enumerate(lines) if line.startswith("Fix first, as root: ")) + 1
+    assert lines[at] == f"  This changes {engine}'s cgroup driver, which must not change under running pods"
+    steps = [line for line in lines[at:] if re.match(r"  \d\. ", line)]
+    assert steps[0].startswith("  1. kubectl drain ")
+    assert steps[-2] == "  3. gpunode doctor" and steps[-1].startswith("  4. kubectl uncordon ")
+
+
+def test_few_allocatable_gpus_are_counted_against_those_of_the_node(tmp_path):
+    lines = page("allocatable-fewer-suse", tmp_path)
+    assert "WARN allocatable-zero: the kubelet can allocate only 3 of this node's 4 GPUs" in lines
+
+
 @pytest.mark.parametrize("serves", [True, False])
 def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_path):
     spec = machine("containerd-cri-disabled")
