@@ -66,11 +66,11 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     _refuse_unwritable(host, path)
     hidden = KINDS if "all" in redact else tuple(kind for kind in KINDS if kind in redact)
     recorder = RecordingHost(host.root, host.environ, host.trace)
-    with progress.step("what the doctor finds"):
+    with progress.step("running the doctor"):
         diagnosis = doctor.run(recorder, progress)
     if host.live:
         _keep_layouts(recorder, progress)
-    with progress.step("what the daemons logged"):
+    with progress.step("reading the daemons' logs"):
         logs, silent = daemon_logs(host)
     if not host.live:
         recorder.kept.recording.update(host.recording)
@@ -117,7 +117,7 @@ def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
     if not capable:
         return
     try:
-        with progress.step("how the GPUs are cut"):
+        with progress.step("reading the MIG layouts"):
             read_layouts(recorder)
     except MigError as error:
         recorder.kept.left_out["MIG layouts"] = error.message
@@ -165,12 +165,15 @@ def _blocks(data: SupportBundle) -> list[Block]:
     lines: list[Block] = [
         Text(f"wrote {data.path} ({size}, {data.files} files of this node)", Style.GOOD),
         Text(f"the doctor found {bad}; logs of {', '.join(data.logs) or 'no daemon'}"),
-        Text(f"taken out: {', '.join(data.redacted)}", Style.DIM),
+        Text(f"redacted: {', '.join(data.redacted)}", Style.DIM),
     ]
     lines += [Text(f"left out: {path}: {reason}", Style.DIM) for path, reason in data.left_out.items()]
     if "hostnames" not in data.redacted:
         lines.append(Text("without host names and UUIDs: gpunode report --redact all", Style.DIM))
-    return [*lines, Text(f"look at it anywhere: gpunode doctor --root {data.path}", Style.DIM)]
+    return [
+        *lines,
+        Text(f"to read the doctor's report on any machine: gpunode doctor --root {data.path}", Style.DIM),
+    ]
 
 
 # `gpunode report`.

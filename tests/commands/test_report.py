@@ -424,6 +424,16 @@ def test_bundle_is_only_read(tmp_path):
     assert "can only be looked at" in refused.err
 
 
+def test_what_was_redacted_and_how_to_read_the_bundle_are_printed(tmp_path):
+    root, path = recorded_host("healthy-docker-rocky9", tmp_path / "m").root, tmp_path / "b.tar.gz"
+    made = gpunode("--root", str(root), "report", "--redact", "uuids", "--output-file", str(path))
+    assert made.out.splitlines()[2:] == [
+        "redacted: secrets, uuids",
+        "without host names and UUIDs: gpunode report --redact all",
+        f"to read the doctor's report on any machine: gpunode doctor --root {path}",
+    ]
+
+
 def test_deeply_nested_recording_is_not_reported_as_our_bug(tmp_path):
     path = archive(tmp_path / "b.tar.gz", FINE, ("t/machine/.gpunode/recording.json", b"[" * 200_000))
     ran = gpunode("doctor", "--root", str(path))
