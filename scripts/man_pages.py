@@ -6,6 +6,7 @@ scripts/generate_docs.py writes them to docs/man/.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -66,19 +67,13 @@ def _main_page(root: Any, context: typer.Context) -> str:
 
 
 def _command_page(name: str, command: Any, parent: typer.Context) -> str:
-    context = typer.Context(command, info_name=name, parent=parent)
-    children = {child: command.get_command(context, child) for child in getattr(command, "commands", {})}
     lines = _head(f"gpunode-{name}", COMMANDS[name][1].rstrip("."))
-    parts = [(name, command, context)] if not children else []
-    for child, child_command in children.items():
-        parts.append(
-            (f"{name} {child}", child_command, typer.Context(child_command, info_name=child, parent=context))
-        )
+    parts = list(_parts(name, command, parent))
     for path, part, own in parts:
         lines += [_synopsis(path, part, own), ".br"]
     lines += [".SH DESCRIPTION"]
     for path, part, own in parts:
-        lines += [f".SS gpunode {_text(path)}"] if children else []
+        lines += [f".SS gpunode {_text(path)}"] if path != name else []
         lines += [line for text in _paragraphs(part)[0] for line in (".PP", _text(text))]
         lines += _options(part, own)
     examples = [example for _, part, _ in parts for example in _paragraphs(part)[1]]
@@ -86,6 +81,16 @@ def _command_page(name: str, command: Any, parent: typer.Context) -> str:
         lines += [".SH EXAMPLES", ".EX", *(_text(example) for example in examples), ".EE"]
     lines += [".SH SEE ALSO", ".BR gpunode (1)"]
     return "\n".join(lines) + "\n"
+
+
+def _parts(path: str, command: Any, parent: typer.Context) -> Iterator[tuple[str, Any, typer.Context]]:
+    """The command, or the subcommands of a group and of the groups in it, each with its path."""
+    context = typer.Context(command, info_name=path.split()[-1], parent=parent)
+    children = getattr(command, "commands", {})
+    for child in children:
+        yield from _parts(f"{path} {child}", command.get_command(context, child), context)
+    if not children:
+        yield path, command, context
 
 
 def _head(name: str, line: str) -> list[str]:

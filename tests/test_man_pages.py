@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
+import typer
 
-from gpunode.cli import COMMANDS
+from gpunode.cli import COMMANDS, app
+from gpunode.commands.variables import commands
 from scripts.man_pages import pages
 
 
@@ -28,6 +31,17 @@ def test_options_arguments_and_examples_are_shown(generated: dict[str, str]) -> 
     assert ".SH EXAMPLES" in doctor and r"gpunode doctor \-\-fix" in doctor
     assert ".SS gpunode cdi refresh" in cdi
     assert r"\fB\-\-root\fR" in generated["gpunode.1"]
+
+
+def test_each_subcommand_has_a_section_with_its_options(generated: dict[str, str]) -> None:
+    root: Any = typer.main.get_command(app)
+    paths = [path for path, _ in commands(root, "") if " " in path]
+    assert "toolkit config set" in paths
+    pages_of = {path: generated[f"gpunode-{path.split()[0]}.1"].replace("\\-", "-") for path in paths}
+    assert [path for path in paths if f".SS gpunode {path}\n" not in pages_of[path]] == []
+    assert [path for path in paths if f".B gpunode {path}\n" not in pages_of[path]] == []
+    toolkit = generated["gpunode-toolkit.1"]
+    assert r"\fB\-\-create\fR" in toolkit and "sudo gpunode toolkit config set" in toolkit.replace("\\-", "-")
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
