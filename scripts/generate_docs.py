@@ -72,8 +72,8 @@ def environment_page() -> str:
         "those of NVIDIA's programs. A flag takes precedence. Several values have commas between them.",
         "One-shot flags such as `--dry-run` and `--yes`",
         "have none: a command refuses a variable that is named after one of them, and warns of another",
-        "unknown one. `gpunode help environment` prints this list. `plugin check-config`, `labels` and",
-        "others take the options of `plugin serve` from the variables of `plugin serve`.",
+        "unknown one. `gpunode help environment` prints this list. `plugin check-config` also takes the",
+        "variables of `plugin serve`, and `labels` some of them.",
         "",
         "| variable | option | of | means |",
         "|---|---|---|---|",
@@ -85,8 +85,9 @@ def environment_page() -> str:
     lines += [
         "",
         "Beside these: `NO_COLOR` and `FORCE_COLOR` (see no-color.org; `--color` beats both),",
-        "`NOTIFY_SOCKET` and `JOURNAL_STREAM` (set by systemd for `plugin serve`), and `GPUNODE_STATE_DIR`",
-        "(directory of the journal instead of `/var/lib/gpunode`).",
+        "`NOTIFY_SOCKET` and `JOURNAL_STREAM` (set by systemd for `plugin serve`), `KUBECONFIG` and",
+        "`NODE_NAME` (defaults of `--kubeconfig` and `--node`), and `GPUNODE_STATE_DIR` (the directory that",
+        "has the journal instead of `/var/lib/gpunode`; `~/.local/state/gpunode` for other users than root).",
     ]
     return "\n".join(lines) + "\n"
 

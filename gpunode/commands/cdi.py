@@ -41,7 +41,7 @@ from gpunode.host.transaction import UnitChanges, change_files
 from gpunode.output.result import Block, Cell, Change, Progress, Result, Style, Table, Text, change_blocks
 from gpunode.runtime.apply import engine_restart
 
-cdi_app = command_group("Generate and list CDI specifications.")
+cdi_app = command_group("Generate and list CDI specifications. They describe the GPUs to engines.")
 
 DevRootOption = Annotated[
     str,
@@ -63,7 +63,7 @@ HooksOption = Annotated[
     typer.Option(
         "--hooks",
         metavar="auto|none",
-        help="Use NVIDIA's hooks if nvidia-cdi-hook is installed (auto), or no hooks.",
+        help="Use NVIDIA's hooks, programs that prepare a container, if installed (auto), or none.",
         autocompletion=one_of("auto", "none"),
     ),
 ]
@@ -179,11 +179,11 @@ def cdi_generate(
     feature_flag: FeatureFlagOption = None,
     mode: Annotated[str, typer.Option("--mode", "--discovery-mode", hidden=True)] = "auto",
 ) -> Result:
-    """Print a CDI specification of the GPUs. Every engine on this node can read it.
+    """Print a CDI specification of the GPUs. To keep one up to date: gpunode cdi refresh --install.
 
     gpunode cdi generate
 
-    sudo gpunode cdi generate --output-file /var/run/cdi/nvidia.yaml
+    sudo gpunode cdi generate --output-file /etc/cdi/nvidia.yaml
     """
     _refuse_mode(mode)
     content = replace(

@@ -54,15 +54,13 @@ BranchOption = Annotated[
         metavar="N",
         min=0,
         max=9999,
-        help="Driver branch, such as 580.",
+        help="Major version, such as 580.",
         show_default="the installed one, else the one maintained longest",
     ),
 ]
 VersionOption = Annotated[
     str,
-    typer.Option(
-        "--version", metavar="X.Y.Z", help="Driver version.", show_default="the newest of the branch"
-    ),
+    typer.Option("--version", metavar="X.Y.Z", help="Driver version.", show_default="the newest of --branch"),
 ]
 FlavourOption = Annotated[
     str,

@@ -27,7 +27,7 @@ def _environment(context: Any, of: str) -> str:
     formatter.write_text("Each variable sets one option; a flag on the command line takes precedence.")
     formatter.write_text(
         "Values: true or false for a flag; several values with commas between. GPUNODE_STATE_DIR is the"
-        " directory of the journal."
+        " directory of the journal, by default /var/lib/gpunode, and ~/.local/state/gpunode without root."
     )
     listed = [
         variable

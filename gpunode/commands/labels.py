@@ -53,15 +53,13 @@ def _rows() -> Iterator[Option]:
             yield replace(option, names=(*option.flags, "--output"))
         elif option.part:
             yield option
-    without = by_field["fail_on_init_error"]
+    text = "false: if the driver fails, label the node as without GPUs."
+    differences: dict[str, dict[str, Any]] = {
+        "fail_on_init_error": {"help": text, "ignored": False},
+        "mps_root": {"help": "Accepted and ignored: no label depends on it.", "default": "", "ignored": True},
+    }
     for name in _SHARED:
-        yield (
-            replace(
-                without, help="false: if the driver fails, label the node as without GPUs.", ignored=False
-            )
-            if name == without.field
-            else by_field[name]
-        )
+        yield replace(by_field[name], **differences.get(name, {}))
 
 
 @cache

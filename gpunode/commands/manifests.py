@@ -396,7 +396,7 @@ MigOption = Annotated[
     typer.Option(
         "--mig-strategy",
         "--mig",
-        help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none).",
+        help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none, the default).",
     ),
 ]
 MpsOption = Annotated[
@@ -422,7 +422,7 @@ PortOption = Annotated[
         metavar="PORT",
         min=0,
         max=65535,
-        help="Port for metrics and probes; 0: neither.",
+        help="Port for metrics and probes; 0, the default: neither.",
     ),
 ]
 SecretOption = Annotated[
@@ -476,7 +476,7 @@ def manifests_all(
     test_image: Annotated[
         str,
         typer.Option(
-            "--test-image", metavar="REF", help="Image of the test pod.", show_default="NVIDIA's sample"
+            "--test-image", metavar="REF", help="Image of the test pod.", show_default=vector_add_image()
         ),
     ] = "",
     resource: Annotated[
@@ -624,6 +624,9 @@ def manifests_rbac(
 ) -> Result:
     """Print a service account and its rights. The plugin needs no rights unless it publishes labels.
 
+    An account for verify works in its own namespace only: gpunode verify --on kubernetes --namespace
+    gpunode-verify.
+
     gpunode manifests rbac --for verify,advertise
     """
     checked = checked_words("--for", uses or ("plugin",), USES, "gpunode manifests rbac")
@@ -635,7 +638,7 @@ def manifests_vector_add(
     session: Session,
     image: Annotated[
         str,
-        typer.Option("--image", metavar="REF", help="Image of the pod.", show_default="NVIDIA's sample"),
+        typer.Option("--image", metavar="REF", help="Image of the pod.", show_default=vector_add_image()),
     ] = "",
     resource: ResourceOption = "nvidia.com/gpu",
     namespace: Annotated[

@@ -45,11 +45,11 @@ def mig_list(
 ) -> Result:
     """List the MIG layout of the GPUs. It has modes, instances, placements, and UUIDs of the MIG devices.
 
-    Without root it also needs access to the driver's mig/monitor device file.
+    Needs root or the driver's capability mig/monitor; without, it shows only whether MIG is on.
 
-    gpunode mig list
+    sudo gpunode mig list
 
-    gpunode mig list --profiles
+    sudo gpunode mig list --profiles
     """
     return list_layouts(session.host, session.progress, profiles=profiles)
 
@@ -67,9 +67,11 @@ def mig_export(
         ),
     ] = "yaml",
 ) -> Result:
-    """Print the current layout as a configuration. The format is mig-parted's, for `mig apply`.
+    """Print the current layout as a configuration. gpunode mig apply and NVIDIA's mig-parted read it.
 
-    gpunode mig export --config-label today > mig.yaml
+    Needs root if MIG is on.
+
+    sudo gpunode mig export --config-label today > mig.yaml
     """
     return export_layouts(session.host, session.progress, label, format_name)
 
@@ -89,7 +91,7 @@ ConfigFileOption = Annotated[
         "--config-file",
         env="CONFIG_FILE",
         metavar="FILE",
-        text="Configuration file in mig-parted's format, or - for standard input.",
+        text="Configuration file, as for NVIDIA's mig-parted; - is standard input. [required]",
     ),
 ]
 LabelOption = Annotated[
@@ -112,6 +114,15 @@ ModeOnlyOption = Annotated[
         text="Change or check only whether MIG is on, not the partitions.",
     ),
 ]
+DrainOption = Annotated[
+    Strings,
+    typer.Option(
+        "--drain",
+        metavar="UNIT|CONTAINER|PID,...",
+        help="Stop these users of a GPU first, such as nvidia-dcgm (monitoring); a unit or container "
+        "(docker:ID) is started again afterwards.",
+    ),
+]
 
 
 @verb(mig_app, "plan", "MigPlan")
@@ -123,7 +134,9 @@ def mig_plan(
 ) -> Result:
     """Show what apply would do, and the processes that block it.
 
-    gpunode mig plan -f mig.yaml -c all-balanced
+    Needs root if MIG is on, and to see the processes of all users.
+
+    sudo gpunode mig plan -f mig.yaml -c all-balanced
     """
     return plan_command.run(session.host, session.progress, config_file, selected_config, mode_only=mode_only)
 
@@ -143,20 +156,15 @@ def mig_apply(
             text="Don't reset GPUs; a change of the MIG mode may then need a reboot.",
         ),
     ] = False,
-    drain: Annotated[
-        Strings,
-        typer.Option(
-            "--drain",
-            metavar="UNIT|CONTAINER|PID,...",
-            help="Stop these users of a GPU first; a unit or container (docker:ID) is started again "
-            "afterwards.",
-        ),
-    ] = None,
+    drain: DrainOption = None,
     persist: Annotated[
         bool, typer.Option("--persist", help="Also apply the layout at each boot, before the engines start.")
     ] = False,
     node_labels: Annotated[
-        bool, typer.Option("--node-labels", help="Update the Node's mig.config labels; always on in a pod.")
+        bool,
+        typer.Option(
+            "--node-labels", help="Update the Node's nvidia.com/mig.config labels; always on in a pod."
+        ),
     ] = False,
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
@@ -164,15 +172,17 @@ def mig_apply(
     node: NodeOption = "",
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Keep running and apply the Node's mig.config label when it changes."),
+        typer.Option(
+            "--watch", help="Keep running and apply the Node's nvidia.com/mig.config label when it changes."
+        ),
     ] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
     """Apply a MIG configuration. It is refused while GPUs are in use; on failure all is rolled back.
 
-    Needs root (except with --dry-run).
+    Needs root; with --dry-run only if MIG is on.
 
-    gpunode mig apply -f mig.yaml -c all-balanced --dry-run
+    sudo gpunode mig apply -f mig.yaml -c all-balanced --dry-run
 
     sudo gpunode mig apply -f mig.yaml -c all-balanced --drain nvidia-dcgm
 
@@ -203,7 +213,9 @@ def mig_assert(
 ) -> Result:
     """Check whether the GPUs match a MIG configuration. The exit code is 5 if they don't.
 
-    gpunode mig assert -f mig.yaml -c all-balanced
+    Needs root if MIG is on, except with --valid-config.
+
+    sudo gpunode mig assert -f mig.yaml -c all-balanced
     """
     return plan_command.assert_layout(
         *(session.host, session.progress, config_file, selected_config),

@@ -44,14 +44,14 @@ LockOption = Annotated[
     ),
 ]
 
-_ENGINES = "Engine: docker, containerd, crio, podman, k3s, rke2, k0s or microk8s"
-_AUTO = "auto, the engine of the kubelet or the only one"
+ENGINES_HELP = "Engine: docker, containerd, crio, podman, k3s, rke2, k0s or microk8s"
+_AUTO = "auto, the kubelet's or the only one, else an error"
 RuntimeOption = Annotated[
     str,
     typer.Option(
         "--runtime",
         metavar="ENGINE",
-        help=f"{_ENGINES}.",
+        help=f"{ENGINES_HELP}.",
         show_default=_AUTO,
         autocompletion=engines,
     ),
@@ -61,7 +61,7 @@ RuntimesOption = Annotated[
     typer.Option(
         "--runtime",
         metavar="ENGINE,...",
-        help=f"{_ENGINES}.",
+        help=f"{ENGINES_HELP}.",
         show_default=_AUTO,
         autocompletion=engines,
     ),
@@ -88,7 +88,7 @@ SocketOption = Annotated[
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
 NoRestartOption = Annotated[
-    bool, typer.Option("--no-restart", help="Write the files, and print what must be restarted.")
+    bool, typer.Option("--no-restart", help="Write the files, and print what to restart.")
 ]
 RestartCommandOption = Annotated[
     str,
@@ -116,7 +116,10 @@ KeyOption = Annotated[
     typer.Option("--key", metavar="FILE", help="Signing key of the mirror.", show_default="NVIDIA's"),
 ]
 DriverRootOption = Annotated[
-    str, typer.Option("--driver-root", metavar="PATH", help="Directory of the driver on the node.")
+    str,
+    typer.Option(
+        "--driver-root", metavar="PATH", help="Directory of the driver on the node.", show_default="/"
+    ),
 ]
 WAIT = "Time limit for the kubelet to report the resource as allocatable."
 StateDirOption = Annotated[
@@ -145,7 +148,7 @@ CdiOption = Annotated[
         "--cdi.enabled",
         "--cdi.enable",
         "--enable-cdi",
-        help="Enable CDI in the engine, and write and refresh the CDI specification.",
+        help="Enable CDI (GPUs described in a file) in the engine, and write and refresh that file.",
     ),
 ]
 ConfigModeOption = Annotated[str, typer.Option("--config-mode", hidden=True)]
@@ -158,7 +161,7 @@ AlsoOption = Annotated[
     typer.Option(
         "--also",
         metavar="cdi|legacy,...",
-        help="Also register nvidia-cdi or nvidia-legacy.",
+        help="Also register the runtime in this mode, as nvidia-cdi or nvidia-legacy.",
         autocompletion=one_of("cdi", "legacy", comma=True),
     ),
 ]
@@ -183,9 +186,7 @@ KubeconfigOption = Annotated[
 ]
 ContextOption = Annotated[
     str,
-    typer.Option(
-        "--context", metavar="NAME", help="Kubeconfig context to use.", show_default="the current one"
-    ),
+    typer.Option("--context", metavar="NAME", help="Kubeconfig context.", show_default="the current one"),
 ]
 ServerOption = Annotated[
     str,

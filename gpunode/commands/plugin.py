@@ -57,7 +57,8 @@ plugin_app = command_group("Run and inspect the Kubernetes device plugin.")
 
 @verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda options: True)
 def plugin_serve(session: Session, **options: Any) -> Result:
-    """Run the device plugin. It stays in the foreground until SIGTERM or Ctrl-C. Needs root.
+    """Run the device plugin. It stays in the foreground until SIGTERM or Ctrl-C. Needs root, except with
+    --simulate.
 
     The flags, variables and config file of NVIDIA's device plugin are accepted. SIGHUP rereads the file.
 
@@ -115,11 +116,13 @@ def plugin_inject(
 ) -> Result:
     """Inject a fault into a simulated GPU. The plugin must run with --simulate.
 
-    gpunode plugin inject xid 79 --gpu 3
+    Needs root if the plugin runs as root.
 
-    gpunode plugin inject reset --gpu 3
+    sudo gpunode plugin inject xid 79 --gpu 3
 
-    gpunode plugin inject --script faults.jsonl
+    sudo gpunode plugin inject reset --gpu 3
+
+    sudo gpunode plugin inject --script faults.jsonl
     """
     from gpunode.plugin.simulate.faults import make_fault, read_script
 

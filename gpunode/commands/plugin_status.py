@@ -490,7 +490,8 @@ def plugin_status(
     ] = "",
     state_dir: StateDirOption = PLUGIN_STATE,
     nvml: Annotated[
-        bool, typer.Option("--nvml/--no-nvml", help="Query NVML for what the plugin doesn't report.")
+        bool,
+        typer.Option("--nvml/--no-nvml", help="Query the driver (NVML) for what the plugin doesn't report."),
     ] = True,
     every: Annotated[bool, typer.Option("--all", help="Also show resources that aren't GPUs.")] = False,
     timeout: Annotated[

@@ -59,6 +59,7 @@ from gpunode.commands.setup_steps import (
 )
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
+from gpunode.facts.images import vector_add_image
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
 from gpunode.facts.registry import ENGINES
@@ -110,7 +111,7 @@ ImageOption = Annotated[
 TestImageOption = Annotated[
     str,
     typer.Option(
-        "--test-image", metavar="REF", help="Image of the test pod.", show_default="NVIDIA's sample"
+        "--test-image", metavar="REF", help="Image of the test pod.", show_default=vector_add_image()
     ),
 ]
 WaitOption = Annotated[float, duration_option("--wait", least=1, default=WAIT_SECONDS, help=WAIT)]
@@ -139,7 +140,7 @@ def setup(
 ) -> Result:
     """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do.
 
-    Needs root (except with --dry-run), the driver, and the toolkit unless --cdi or --kubernetes is given.
+    Needs root (not with --dry-run), the driver, and NVIDIA's toolkit unless --cdi or --kubernetes is given.
 
     sudo gpunode setup --runtime containerd
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import typer
+
+from gpunode.commands.completion import engines as engine_names
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import ConfigOption, RestartCommandOption, RuntimesOption, SocketOption
+from gpunode.commands.options import ENGINES_HELP, ConfigOption, SocketOption, Strings
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
@@ -469,10 +473,26 @@ status_app = command_group("Show the effective runtime configuration of each eng
 @verb(status_app, "runtime", "RuntimeStatus")
 def status_runtime(
     session: Session,
-    runtime: RuntimesOption = None,
+    runtime: Annotated[
+        Strings,
+        typer.Option(
+            "--runtime",
+            metavar="ENGINE,...",
+            help=f"{ENGINES_HELP}.",
+            show_default="all that are installed",
+            autocompletion=engine_names,
+        ),
+    ] = None,
     config: ConfigOption = "",
     socket: SocketOption = "",
-    restart_command: RestartCommandOption = "",
+    restart_command: Annotated[
+        str,
+        typer.Option(
+            "--restart-command",
+            metavar="CMD",
+            help="Command to print, not run, for a daemon that systemd doesn't manage and that must restart.",
+        ),
+    ] = "",
 ) -> Result:
     """Show the container engines. Their files, runtimes and changes that need a restart are listed.
 

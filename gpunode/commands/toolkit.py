@@ -80,7 +80,8 @@ def toolkit_install(
         typer.Option(
             "--repository",
             metavar="URL",
-            help="URL of a mirror of NVIDIA's repository: the directory above 'stable'.",
+            help="URL of a mirror: the directory above 'stable'.",
+            show_default="NVIDIA's repository",
         ),
     ] = "",
     key: KeyOption = "",

@@ -50,11 +50,11 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def variables(root: Any) -> list[Variable]:
-    """Every variable that sets an option, those of all commands first."""
-    listed: dict[str, Variable] = {}
+    """Every variable that sets an option of a command's help page, those of all commands first."""
+    listed: dict[tuple[str, str], Variable] = {}
     for path, command in commands(root, ""):
         prefix = _prefix(path)
-        for option in command.get_params(typer.Context(command)):
+        for option in command.listed_options(typer.Context(command)):
             if not set_from_environment(option):
                 continue
             names = variables_of(option)
@@ -62,7 +62,7 @@ def variables(root: Any) -> list[Variable]:
             own = names[0] if common else getattr(option, "variable", "") or variable_of(option, prefix)
             others = tuple(name for name in names if name != own)
             variable = Variable(own, flag_of(option), "" if common else path, option.help, others)
-            listed.setdefault(own, variable)
+            listed.setdefault((variable.command, own), variable)
     return sorted(listed.values(), key=lambda variable: bool(variable.command))
 
 

@@ -22,6 +22,7 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
+from gpunode.facts.images import vector_add_image
 from gpunode.gpu import vectoradd
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.probe import NvmlProbe, probe
@@ -261,7 +262,13 @@ class Place(StrEnum):
 
 
 ImageOption = Annotated[
-    str, typer.Option("--image", metavar="REF", help="Run the vectoradd program of this image instead.")
+    str,
+    typer.Option(
+        "--image",
+        metavar="REF",
+        help="Run the vectoradd program of this image instead.",
+        show_default=f"for a pod {vector_add_image()}",
+    ),
 ]
 CdiOption = Annotated[
     bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")

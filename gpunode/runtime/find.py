@@ -233,7 +233,7 @@ def _auto(host: Host, config: str) -> str:
         )
     raise UsageError(
         f"several engines are installed on this node: {', '.join(names)}",
-        hint=f"choose one: --runtime {' or --runtime '.join(names)}; or name each engine to configure",
+        hint=f"choose one: --runtime {' or --runtime '.join(names)}; for several, run it once for each",
     )
 
 

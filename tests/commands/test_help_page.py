@@ -32,6 +32,8 @@ def test_a_help_page_is_regular(path: tuple[str, ...]) -> None:
     assert not re.search(r"default: (None|False|0|0\.0|''|)\]", ran.out)
     if path not in GROUPS and path != ("demo",):
         assert re.search(r"\nExamples:\n  (sudo )?gpunode ", ran.out)
+    if "Needs root" in ran.out:
+        assert "\n  sudo gpunode " in ran.out
     headings = re.findall(r"^(\w[\w ]+):$", ran.out, re.M)
     assert len(headings) == len(set(headings))
     for flags in re.findall(r"^  (-.*?)(?:  |$)", ran.out, re.M):
@@ -99,3 +101,52 @@ def test_help_environment_lists_commands_in_the_order_of_the_first_page() -> Non
     assert headings[0] == "Every command" and len(headings) == len(set(headings))
     commands = list(dict.fromkeys(heading.split()[1] for heading in headings[1:]))
     assert commands == [name for name in COMMANDS if name in commands]
+
+
+def test_help_environment_of_labels_lists_the_variables_that_it_shares_with_the_plugin() -> None:
+    listed = gpunode("help", "environment", "labels").out
+    flags = set(re.findall(r"--[\w-]+$", listed, re.M))
+    page = gpunode("labels", "--help").out
+    assert {"--mig-strategy", "--config-file", "--fail-on-init-error", "--sleep-interval"} <= flags
+    assert [flag for flag in flags if f"  {flag} " not in page] == []
+    for name in ("MIG_STRATEGY", "GPUNODE_PLUGIN_SERVE_CONFIG_FILE", "GFD_SLEEP_INTERVAL"):
+        assert f"  {name} " in listed
+
+
+@pytest.mark.parametrize(
+    ("command", "variable"),
+    [
+        ("plugin serve", "FAIL_ON_INIT_ERROR"),
+        ("labels", "KUBE_API_QPS"),
+        ("labels", "MPS_ROOT"),
+    ],
+)
+def test_variable_of_an_option_without_effect_is_accepted_and_not_listed(command: str, variable: str) -> None:
+    assert f"  {variable} " not in gpunode("help", "environment", *command.split()).out
+    action = ["plugin", "check-config"] if command == "plugin serve" else [command]
+    ran = gpunode(*action, "--simulate", "h100:1", env={variable: "/x" if variable == "MPS_ROOT" else "true"})
+    assert ran.code == 0 and "unknown" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "path",
+    [("setup",), ("verify",), ("manifests", "all"), ("manifests", "vector-add")],
+    ids=" ".join,
+)
+def test_help_names_the_image_of_the_test_pod(path: tuple[str, ...]) -> None:
+    pod = gpunode("manifests", "vector-add").out
+    image = re.findall(r"^ +image: (\S+)$", pod, re.M)
+    assert image and f"{image[0]}]" in gpunode(*path, "--help").out
+
+
+def test_help_of_status_says_that_all_engines_are_shown() -> None:
+    text = " ".join(gpunode("status", "runtime", "--help").out.split())
+    assert "[default: all that are installed]" in text and "auto" not in text
+
+
+@pytest.mark.parametrize("action", ["plan", "assert", "apply"])
+def test_mig_file_is_marked_as_required(action: str) -> None:
+    text = " ".join(gpunode("mig", action, "--help").out.split())
+    assert "- is standard input. [required]" in text
+    ran = gpunode("mig", action)
+    assert (ran.code, ran.err.splitlines()[0]) == (2, "error: no configuration file was given")

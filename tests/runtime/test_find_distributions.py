@@ -304,8 +304,12 @@ def test_auto_selects_the_containerd_that_the_kubelet_uses(node: Node) -> None:
     node.process(8, "/usr/bin/containerd", cgroup="/system.slice/containerd.service")
     node.file("/usr/bin/containerd", "x", 0o755)
     k3s(node, "version = 3\n")
-    with pytest.raises(UsageError, match="several engines are installed on this node: containerd, k3s"):
+    with pytest.raises(
+        UsageError, match="several engines are installed on this node: containerd, k3s"
+    ) as raised:
         find.engine(Host(node.root), "auto")
+    choices = "--runtime containerd or --runtime k3s"
+    assert raised.value.hint == f"choose one: {choices}; for several, run it once for each"
     node.process(9, "/usr/local/bin/k3s server")
     assert find.engine(Host(node.root), "auto").daemon.manager == "k3s"
     assert find.engine(Host(node.root), "containerd").daemon.manager == ""

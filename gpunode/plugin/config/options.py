@@ -78,7 +78,7 @@ OPTIONS = (
     # --- NVIDIA's plugin ---
     Option(
         "mig_strategy",
-        "Advertise MIG devices as GPUs (single), by profile (mixed) or not (none).",
+        "Advertise MIG devices as GPUs (single), by profile (mixed) or not (none, the default).",
         kind="choice",
         key="flags.migStrategy",
         variables=("MIG_STRATEGY",),
@@ -172,6 +172,7 @@ OPTIONS = (
         "nvidia_cdi_hook_path",
         "Path of NVIDIA's hook program.",
         names=("--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
+        default="/usr/bin/nvidia-ctk, else detected",
         kind="path",
         key="flags.plugin.nvidiaCTKPath",
         variables=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
@@ -179,7 +180,7 @@ OPTIONS = (
     Option(
         "mps_root",
         "Directory of the MPS daemons.",
-        default="/run/nvidia/mps with --mps",
+        default="with --mps /run/nvidia/mps",
         kind="path",
         key="flags.mpsRoot",
         variables=("MPS_ROOT",),
@@ -299,7 +300,7 @@ OPTIONS = (
     ),
     Option(
         "health_disable",
-        "XIDs to ignore; xids: every XID; all: every error.",
+        "XIDs (driver errors) to ignore; xids: every XID; all: every error.",
         kind="xids",
         key="health.disable",
         variables=("DP_DISABLE_HEALTHCHECKS",),
@@ -345,6 +346,7 @@ OPTIONS = (
     Option(
         "listen",
         "Address of /metrics, /healthz and /readyz; port 0: any free port.",
+        default="not served",
         kind="address",
         key="flags.gpunode.listen",
         live=False,
@@ -389,7 +391,7 @@ OPTIONS = (
     Option(
         "output_file",
         "Write to this file, for Node Feature Discovery.",
-        default="with --to file NFD's features.d/gfd",
+        default="with --to file its features.d/gfd",
         kind="path",
         key="flags.gfd.outputFile",
         variables=("GFD_OUTPUT_FILE",),
@@ -460,7 +462,7 @@ OPTIONS = (
     ),
     Option(
         "kube_context",
-        "Kubeconfig context to use.",
+        "Kubeconfig context.",
         names=("--context",),
         default="the current one",
         word="NAME",
