@@ -59,6 +59,8 @@ def unconfigure(
     names = (name, *REMOVAL_VARIANTS) if name == "nvidia" else (name,)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
+        # once a run: finding them starts the program of each installed engine
+        cdi_paths = functools.cache(functools.partial(_cdi_paths, host))
         past = {
             engine.daemon.config_path: functools.cache(
                 functools.partial(original_files, engine, journal, names)
@@ -67,7 +69,9 @@ def unconfigure(
         }
         # one journal entry has the files that all share
         shared = functools.cache(
-            lambda: _shared(host, journal, engines, [read_original() for read_original in past.values()], cdi)
+            lambda: _shared(
+                journal, engines, [read_original() for read_original in past.values()], cdi, cdi_paths()
+            )
         )
         return tuple(
             _removal(
@@ -75,6 +79,7 @@ def unconfigure(
                 journal,
                 names,
                 cdi,
+                cdi_paths,
                 past[engine.daemon.config_path],
                 shared if engine is engines[0] else lambda: NOTHING_SHARED,
             )
@@ -96,13 +101,15 @@ NOTHING_SHARED = Shared()
 
 
 def _shared(
-    host: Host, journal: Journal, engines: tuple[Engine, ...], past: Sequence[Original], cdi: bool
+    journal: Journal,
+    engines: tuple[Engine, ...],
+    past: Sequence[Original],
+    cdi: bool,
+    cdi_paths: tuple[str, ...],
 ) -> Shared:
     """Removed on request, else restored to the state before these engines, unless another one needs them."""
-    restored = {
-        edit.path: edit for original in past for edit in original.edits if edit.path in _cdi_paths(host)
-    }
-    own_files = {edit.path: edit for edit in cdi_files(host)}
+    restored = {edit.path: edit for original in past for edit in original.edits if edit.path in cdi_paths}
+    own_files = {edit.path: edit for edit in _own_files(engines[0].host, cdi_paths)}
     if cdi:
         return Shared(tuple({**own_files, **restored}.values()))
     leaving = {name_of_daemon(engine.daemon) for engine in engines}
@@ -123,11 +130,12 @@ def _removal(
     journal: Journal,
     names: tuple[str, ...],
     cdi: bool,
+    cdi_paths: Callable[[], tuple[str, ...]],
     read_original: Callable[[], Original],
     shared: Callable[[], Shared],
 ) -> Intent:
     def plan(active: Active | None) -> Plan:
-        own, beside = _own(engine, journal, names, cdi, read_original(), active), shared()
+        own, beside = _own(engine, journal, names, cdi, cdi_paths, read_original(), active), shared()
         full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
         return replace(full, notes=(*full.notes, *beside.notes))
 
@@ -146,12 +154,13 @@ def _own(
     journal: Journal,
     names: tuple[str, ...],
     cdi: bool,
+    cdi_paths: Callable[[], tuple[str, ...]],
     original: Original,
     active: Active | None,
 ) -> Plan:
     """The plan for the engine's files: as they were before, or without the runtimes."""
     own_cdi = switched_cdi(engine, journal, names)
-    edits = tuple(edit for edit in original.edits if edit.path not in _cdi_paths(engine.host))
+    edits = tuple(edit for edit in original.edits if edit.path not in cdi_paths())
     if edits and (own_cdi or not cdi):  # the earlier file may have another tool's switch
         restored = replace(original, edits=edits, units=()).plan(engine, names, active)
         if _loads(engine, restored):
@@ -167,8 +176,12 @@ def _cdi_paths(host: Host) -> tuple[str, ...]:
 
 def cdi_files(host: Host) -> tuple[FileEdit, ...]:
     """Files that gpunode itself made for CDI and that still exist, to be removed."""
+    return _own_files(host, _cdi_paths(host))
+
+
+def _own_files(host: Host, paths: tuple[str, ...]) -> tuple[FileEdit, ...]:
     edits: list[FileEdit] = []
-    for path in _cdi_paths(host):
+    for path in paths:
         content = host.read_bytes(path)
         specification = path not in _UNIT_FILES
         if made_by_gpunode(content) if specification else refresh.MARKER.encode() in (content or b""):

@@ -248,6 +248,14 @@ def test_runtimes_that_are_removed_one_by_one_leave_the_original_bytes(root: Pat
     assert (root / DOCKER).read_text() == original
 
 
+def test_removal_searches_the_engines_for_cdi_files_once(root: Path, configure: Configure) -> None:
+    """Each search runs the program of every installed engine."""
+    configure("containerd")
+    ran = gpunode("-v", "unconfigure-runtime", "--runtime", "containerd", "--root", str(root))
+    assert ran.code == 0, ran.err
+    assert ran.err.count("dockerd --version") == 1
+
+
 def test_rollback_of_a_file_changed_later_is_refused(root: Path, configure: Configure) -> None:
     configure("docker")
     (root / DOCKER).write_text("{}")
