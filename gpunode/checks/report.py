@@ -343,18 +343,19 @@ def _layers(findings: tuple[Finding, ...]) -> Iterator[Block]:
     if number := sum(passed.values()):
         layers = ", ".join(f"{layer} {count}" for layer, count in passed.items() if count)
         rows.insert(0, (_cell(FindingStatus.PASS), many(number, "check"), layers))
-    skips = Counter(reason for reason in map(_without_result, findings) if reason)
-    rows += [(_cell(FindingStatus.SKIP), many(number, "check"), reason) for reason, number in skips.items()]
+    counts = Counter(result for result in map(_without_result, findings) if result)
+    for (word, reason), number in counts.items():
+        rows.append((Cell(word, Style.DIM), many(number, "check"), reason))
     if rows:
         cells = tuple((word, Cell(name, Style.HEADING), Cell(state)) for word, name, state in rows)
         yield Table(("", "", ""), cells)
 
 
-def _without_result(finding: Finding) -> str:
-    """Why a check that applies has no result; empty if it has one."""
+def _without_result(finding: Finding) -> tuple[str, str] | None:
+    """A word and a reason for a check that applies and has no result."""
     if _unread(finding):
-        return "need root, listed below"
-    return f"not run until {finding.blocked_by} is fixed" if finding.blocked_by else ""
+        return "SKIP", "need root, listed below"
+    return ("WAIT", f"not run until {finding.blocked_by} is fixed") if finding.blocked_by else None
 
 
 def _cell(status: FindingStatus) -> Cell:

@@ -335,7 +335,7 @@ ImageOption = Annotated[
 DeepOption = Annotated[
     bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
 ]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Print why each check was skipped.")]
+ExplainOption = Annotated[bool, typer.Option("--explain", help="Print which check waits for which.")]
 FixOption = Annotated[
     bool,
     typer.Option("--fix", help="Print the commands that fix the findings."),

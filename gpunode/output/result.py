@@ -172,7 +172,7 @@ def many(number: int, noun: str) -> str:
 def undecided(number: int, reasons: set[str]) -> str:
     """How many checks of the next boot have no result, for these reasons, as in `Finding.skipped`."""
     if reasons == {"blocked"}:
-        return f"{number} of the skipped checks {'concerns' if number == 1 else 'concern'} a reboot"
+        return f"{number} of the checks without a result {'concerns' if number == 1 else 'concern'} a reboot"
     return f"{many(number, 'check')} could not run{' without root' if reasons == {'unreadable'} else ''}"
 
 

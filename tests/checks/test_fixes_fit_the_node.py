@@ -351,7 +351,7 @@ def test_page_has_one_first_step(name, tmp_path):
     assert all(printed.count(command) <= 1 for command in commands)
     if chosen is not None and first:
         assert chosen.fix[0].command in printed[lines.index(first[0]) :]
-    assert [line for line in lines if line.startswith("SKIP ") and len(line) > 80] == []
+    assert [line for line in lines if line.startswith(("SKIP ", "WAIT ")) and len(line) > 80] == []
 
     for finding in by_id.values():
         assert all(bool(fix.change) == ("EDITOR" in fix.command) for fix in finding.fix), finding.id

@@ -104,8 +104,8 @@ def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     shown = lines(result)
     assert shown[0] == "1 error: no NVIDIA module was built for the running kernel 5.15.0-124-generic"
     assert result.blocks[0].style is Style.BAD
-    (skipped,) = [line for line in shown if line.startswith("SKIP ")]
-    assert skipped.endswith(" checks  not run until dkms-not-built is fixed")
+    (waiting,) = [line for line in shown if line.startswith("WAIT ")]
+    assert waiting.endswith(" checks  not run until dkms-not-built is fixed")
     assert shown[-4] == "Fix first, as root: dkms-not-built"
     assert shown[-3].startswith("  1. apt install linux-headers-5.15.0-124-generic && dkms")
     assert shown[-2:] == ["  2. gpunode doctor", "More: gpunode explain dkms-not-built"]

@@ -111,7 +111,7 @@ FIXED_BY_REBOOT = ("driver-lib-mismatch", "driver-lib-mismatch-unattended", "dri
 @pytest.mark.parametrize("machine", FIXED_BY_REBOOT)
 def test_fault_that_a_reboot_fixes_is_no_reason_against_it(text, machine):
     assert section(text(machine)) == [
-        "Safe to reboot? No problem found, but 4 of the skipped checks concern a reboot",
+        "Safe to reboot? No problem found, but 4 of the checks without a result concern a reboot",
         "  A reboot is the fix for driver-lib-mismatch",
     ]
 
@@ -167,7 +167,7 @@ def test_table_that_containerd_ignores_does_not_stop_it_at_a_reboot(text):
     page = text("containerd-config-v1-table")
     assert "containerd-config-version: " in page
     assert section(page) == [
-        "Safe to reboot? No problem found, but 1 of the skipped checks concerns a reboot"
+        "Safe to reboot? No problem found, but 1 of the checks without a result concerns a reboot"
     ]
 
 
