@@ -69,7 +69,7 @@ def mig_export(
 ) -> Result:
     """Print the current layout as a configuration. gpunode mig apply and NVIDIA's mig-parted read it.
 
-    Needs root if MIG is on.
+    Needs root to read MIG instances.
 
     sudo gpunode mig export --config-label today > mig.yaml
     """
@@ -134,7 +134,7 @@ def mig_plan(
 ) -> Result:
     """Show what apply would do, and the processes that block it.
 
-    Needs root if MIG is on, and to see the processes of all users.
+    Needs root to read MIG instances and the processes of all users.
 
     sudo gpunode mig plan -f mig.yaml -c all-balanced
     """
@@ -180,7 +180,7 @@ def mig_apply(
 ) -> Result:
     """Apply a MIG configuration. It is refused while GPUs are in use; on failure all is rolled back.
 
-    Needs root; with --dry-run only if MIG is on.
+    Needs root; with --dry-run only to read MIG instances.
 
     sudo gpunode mig apply -f mig.yaml -c all-balanced --dry-run
 
@@ -213,7 +213,7 @@ def mig_assert(
 ) -> Result:
     """Check whether the GPUs match a MIG configuration. The exit code is 5 if they don't.
 
-    Needs root if MIG is on, except with --valid-config.
+    Needs root to read MIG instances.
 
     sudo gpunode mig assert -f mig.yaml -c all-balanced
     """

@@ -80,7 +80,7 @@ def plugin_check_config(
 ) -> Result:
     """Check a config file. Print each value, its origin, and the devices that would be served.
 
-    The options of plugin serve are accepted, too: see gpunode plugin serve --help.
+    The options and variables of plugin serve are accepted, too: see gpunode plugin serve --help.
 
     gpunode plugin check-config /etc/gpunode/plugin.yaml
 
