@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
@@ -125,7 +125,7 @@ def blocks(
         *_notes(findings),
         *(chains(findings) if explain else ()),
         *_unreadable(findings),
-        *_reboot(findings),
+        *_reboot(node, findings),
         *_tables(tables),
         *_first(node, findings),
     )
@@ -465,7 +465,7 @@ def _notes(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text(f"NOTE {finding.id}: {finding.summary}", Style.DIM)
 
 
-def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
+def _reboot(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     """The section about the next boot."""
     verdict = reboot(findings)
     breaks, fixed_by_reboot, left = verdict.findings, verdict.mends, (*verdict.unjudged, *verdict.waiting)
@@ -482,6 +482,8 @@ def _reboot(findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text("Safe to reboot? Yes: no check found a problem that a reboot would cause", Style.GOOD)
     if fixed_by_reboot:
         yield Text(f"  A reboot is the fix for {', '.join(fixed_by_reboot)}", Style.DIM)
+    if node.reboot_ends:
+        yield Text(f"  A reboot ends {node.reboot_ends}", Style.DIM)
 
 
 @dataclass(frozen=True)
@@ -618,7 +620,8 @@ class GpuSummary:
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """The node; what can't be read is empty or null. `kubernetes`: whether a kubelet was found."""
+    """The node; what can't be read is empty or null. `kubernetes`: whether a kubelet was found.
+    `reboot_ends` is the running work that a reboot ends, as far as checks have read it."""
 
     name: str
     class_: str
@@ -629,6 +632,7 @@ class NodeSummary:
     engines: tuple[EngineSummary, ...]
     gpus: tuple[GpuSummary, ...]
     kubernetes: bool
+    reboot_ends: str
 
 
 def describe(node: Node, call: Call = _at_once) -> NodeSummary:
@@ -653,6 +657,7 @@ def describe(node: Node, call: Call = _at_once) -> NodeSummary:
         facts.get("crio"),
         facts.get("podman"),
     )
+    kubernetes = known(lambda: node.kubelet is not None, False)
     return NodeSummary(
         name=known(lambda: _line(node.host.read_text("/proc/sys/kernel/hostname") or ""), ""),
         class_=known(lambda: node.kind, "unknown"),
@@ -662,8 +667,24 @@ def describe(node: Node, call: Call = _at_once) -> NodeSummary:
         toolkit=known(lambda: ".".join(map(str, facts["toolkit"].version))),
         engines=tuple(_engine(daemon) for daemon in daemons if daemon is not None),
         gpus=known(lambda: _gpus_of(node), ()),
-        kubernetes=known(lambda: node.kubelet is not None, False),
+        kubernetes=kubernetes,
+        reboot_ends=known(lambda: _reboot_ends(facts, kubernetes), ""),
     )
+
+
+def _reboot_ends(facts: Mapping[str, Any], kubernetes: bool) -> str:
+    """Pods, containers and programs, as Docker and NVML counted them for a check."""
+    parts = ["this node's pods"] if kubernetes else []
+    containers = facts.get("docker_info", {}).get("ContainersRunning")
+    if isinstance(containers, int) and containers > 0:
+        parts.append(f"{many(containers, 'container')} of Docker")
+    # a program may use several GPUs; one of another PID namespace has no number here
+    conditions = facts.get("conditions", ())
+    pids = [process.pid for condition in conditions for process in condition.processes or ()]
+    programs = len({*pids} - {0}) + pids.count(0)
+    if programs:
+        parts.append(many(programs, "GPU program"))
+    return ", ".join(parts)
 
 
 def _gpu(name: str, uuid: str = "") -> GpuSummary:

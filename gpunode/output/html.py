@@ -181,6 +181,8 @@ def _reboot(report: Report) -> Iterator[str]:
         yield "</ul>"
     if fixed_by_reboot:
         yield f'<p class="quiet">A reboot is the fix for {escaped(", ".join(fixed_by_reboot))}.</p>'
+    if ends := report.data["node"].get("rebootEnds"):
+        yield f'<p class="quiet">A reboot ends {escaped(ends)}.</p>'
     yield "</section>"
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.machines import HEALTHY, recorded_host
+from fixtures.machines import HEALTHY, machine, recorded_host
 from gpunode.checks.finding import FindingStatus
 from gpunode.checks.report import RebootVerdict, blocks, reboot
 from gpunode.commands import doctor
+from gpunode.commands.demo import build_machine
 from gpunode.host import Host
 from gpunode.output.render import plain_lines
 from tests.cli import gpunode
@@ -19,6 +20,8 @@ from tests.silent import SilentProgress
 
 YES = "Safe to reboot? Yes: no check found a problem that a reboot would cause"
 NO = "Safe to reboot? No, fix this before a reboot:"
+PODS = "  A reboot ends this node's pods"
+CONTAINERS = "  A reboot ends 2 containers of Docker"
 
 
 @pytest.fixture
@@ -113,12 +116,31 @@ def test_fault_that_a_reboot_fixes_is_no_reason_against_it(text, machine):
     assert section(text(machine)) == [
         "Safe to reboot? No problem found, but 4 of the checks without a result concern a reboot",
         "  A reboot is the fix for driver-lib-mismatch",
+        CONTAINERS if machine == "driver-lib-mismatch-unattended" else PODS,
     ]
+
+
+# no kubelet, and no running container; or no kubelet, and containers of Docker; the others have a kubelet
+IDLE = ("healthy-docker-rocky9", "healthy-podman-fedora", "healthy-nixos-podman", "healthy-silverblue-podman")
+WITH_DOCKER = (
+    *("healthy-workstation", "healthy-vm-passthrough", "healthy-vgpu-guest", "healthy-arch-docker"),
+    *("healthy-gentoo-openrc", "healthy-unraid", "healthy-proxmox-lxc-docker"),
+)
 
 
 @pytest.mark.parametrize("machine", [one for one in HEALTHY if one not in WITHOUT_SECTION])
 def test_healthy_node_is_safe_to_reboot(text, machine):
-    assert section(text(machine)) == [YES]
+    ends = [] if machine in IDLE else [CONTAINERS] if machine in WITH_DOCKER else [PODS]
+    assert section(text(machine)) == [YES, *ends]
+
+
+def test_programs_that_a_reboot_ends_are_counted(ask, tmp_path):
+    assert section(ask("gpu-used-by-desktop")) == [YES, f"{PODS}, 1 GPU program"]
+    spec = machine("gpu-used-by-desktop")
+    conditions = spec["recording"]["nvml"]["conditions"]
+    conditions["1"]["processes"] = [{"pid": 2100}, {"pid": 0}, {"pid": 0}]  # the first on two GPUs
+    page = gpunode("--root", str(build_machine(spec, tmp_path / "m")), "doctor", "-o", "html").out
+    assert '<p class="quiet">A reboot ends this node&#x27;s pods, 3 GPU programs.</p>' in page
 
 
 @pytest.mark.parametrize("machine", WITHOUT_SECTION)
@@ -132,11 +154,12 @@ def test_report_on_the_command_line_ends_with_the_section(ask):
 
 
 def test_command_that_restores_several_items_is_printed_once(text):
-    assert len(section(text("cdi-lost-at-reboot"))) == 2  # the unit that writes the specification loads it
+    # the unit that writes the specification loads it
+    assert section(text("cdi-lost-at-reboot")) == [NO, "  cdi-lost-at-reboot", PODS]
 
 
 def test_script_started_by_a_unit_is_recognized_as_restoring_files(text):
-    assert section(text("cdi-written-by-own-unit")) == [YES]
+    assert section(text("cdi-written-by-own-unit")) == [YES, PODS]
     assert section(text("dev-char-made-at-boot")) == [YES]
 
 
@@ -167,14 +190,15 @@ def test_table_that_containerd_ignores_does_not_stop_it_at_a_reboot(text):
     page = text("containerd-config-v1-table")
     assert "containerd-config-version: " in page
     assert section(page) == [
-        "Safe to reboot? No problem found, but 1 of the checks without a result concerns a reboot"
+        "Safe to reboot? No problem found, but 1 of the checks without a result concerns a reboot",
+        PODS,
     ]
 
 
 @pytest.mark.parametrize("machine", ["secureboot-unsigned", "secureboot-key-not-enrolled"])
 def test_a_reboot_makes_a_rejected_module_no_worse(text, machine):
-    (line,) = section(text(machine))
-    assert line.startswith("Safe to reboot? No problem found, but ")
+    line, work = section(text(machine))
+    assert line.startswith("Safe to reboot? No problem found, but ") and work == PODS
 
 
 def test_a_missing_driver_leaves_nothing_that_a_reboot_could_break(text):
@@ -226,12 +250,12 @@ def test_check_without_access_does_not_count_as_safe(tmp_path):
             return super().path(path, follow=follow)
 
     root = recorded_host("healthy-h100", tmp_path).root
-    (line,) = section(drawn(Closed(root, environ={})))
-    assert line.startswith("Safe to reboot? No problem found, but ")
+    line, work = section(drawn(Closed(root, environ={})))
+    assert line.startswith("Safe to reboot? No problem found, but ") and work == PODS
 
 
 def test_fault_unrelated_to_the_next_boot_is_not_listed(text):
-    assert section(text("nvidia-smi-missing")) == [YES]
+    assert section(text("nvidia-smi-missing")) == [YES, PODS]
 
 
 @pytest.mark.parametrize(
@@ -250,4 +274,4 @@ def test_undecided_check_is_no_reason_against_a_reboot(status, skipped, reason, 
     )
     assert reboot(findings) == RebootVerdict(None, findings=(), mends=(), unjudged=("dkms-not-built",))
     drawn = [line for block in blocks(data.node, findings) for line in plain_lines(block)]
-    assert section("\n".join(drawn)) == [f"Safe to reboot? No problem found, but {reason}"]
+    assert section("\n".join(drawn)) == [f"Safe to reboot? No problem found, but {reason}", PODS]

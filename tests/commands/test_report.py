@@ -424,7 +424,7 @@ def test_bundle_is_only_read(tmp_path):
     assert "can only be looked at" in refused.err
 
 
-def test_what_was_redacted_and_how_to_read_the_bundle_are_printed(tmp_path):
+def test_output_names_the_redaction_and_the_command_that_reads_the_bundle(tmp_path):
     root, path = recorded_host("healthy-docker-rocky9", tmp_path / "m").root, tmp_path / "b.tar.gz"
     made = gpunode("--root", str(root), "report", "--redact", "uuids", "--output-file", str(path))
     assert made.out.splitlines()[2:] == [
