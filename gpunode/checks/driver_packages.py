@@ -259,8 +259,7 @@ def _running_kernel(node: Node, release: str) -> str:
 def build_module(node: Node, release: str, *, load: bool = True) -> Fix:
     """Get the module for kernel `release` by the method of the other kernels: DKMS, akmods or packages. Then
     `load` it, if that kernel is running."""
-    fix = _without_dkms(node, release)
-    fix = fix or fixes.build_module_for(release).for_family(node.distribution.family)
+    fix = _without_dkms(node, release) or fixes.build_module_for(release, node.distribution.family)
     if not load or release != node.kernel:
         return fix
     return replace(fix, command=f"{fix.command} && modprobe nvidia")

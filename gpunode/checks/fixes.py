@@ -200,14 +200,13 @@ BUILD_MODULE = per_family(
 )
 
 
-def build_module_for(release: str) -> Remedy:
-    """Build the module for a kernel that isn't running yet."""
-    return per_family(
-        f"apt install {linux_headers(release)} && dkms autoinstall -k {release}",
-        f"dnf install {kernel_devel(release)} && dkms autoinstall -k {release}",
-        f"zypper install --force {SUSE_MODULE}",
-        f"dkms autoinstall -k {release}",
-    )
+def build_module_for(release: str, family: str) -> Fix:
+    """Build the module with DKMS for a kernel that isn't running yet; SUSE installs a package instead."""
+    headers = {
+        "debian": f"apt install {linux_headers(release)} && ",
+        "rhel": f"dnf install {kernel_devel(release)} && ",
+    }
+    return Fix(f"{headers.get(family, '')}dkms autoinstall -k {release}")
 
 
 ENROL_NOTE = (

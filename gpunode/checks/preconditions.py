@@ -53,28 +53,28 @@ _LOADABLE = ("gentoo",)  # where the module that this installs can be loaded wit
 
 @dataclass(frozen=True)
 class Precondition:
-    """Fixes with a command that matches `commands` are offered if `holds` is true; otherwise `instead`
-    returns the fix."""
+    """Fixes with a command that matches `commands` are offered if `holds` is true of it; otherwise `instead`
+    returns the alternative to the fix."""
 
     commands: re.Pattern[str]
     holds: Callable[[Node, str], bool]
-    instead: Callable[[Node, str], Fix]
+    instead: Callable[[Node, Fix], Fix]
 
 
 def fitting(node: Node, fix: Fix) -> Fix:
     """The fix, or an alternative for this node if a precondition of its command is missing."""
     for _ in range(_ROUNDS):
-        instead = _instead(node, fix.command)
+        instead = _instead(node, fix)
         if instead is None or instead == fix:
             break
         fix = instead
     return replace(fix, needs_root=False) if fix.command.startswith("follow ") else fix
 
 
-def _instead(node: Node, command: str) -> Fix | None:
+def _instead(node: Node, fix: Fix) -> Fix | None:
     for precondition in PRECONDITIONS:
-        if precondition.commands.search(command) and not _holds(node, precondition, command):
-            return precondition.instead(node, command)
+        if precondition.commands.search(fix.command) and not _holds(node, precondition, fix.command):
+            return precondition.instead(node, fix)
     return None
 
 
@@ -95,12 +95,12 @@ def separate_reboot(fix: Fix) -> tuple[Fix, ...]:
     return (first, fixes.REBOOT.other)
 
 
-def _on_host(node: Node, command: str) -> Fix:
+def _on_host(node: Node, fix: Fix) -> Fix:
     return Fix(fixes.ON_HOST)
 
 
-def _in_windows(node: Node, command: str) -> Fix:
-    if command == fixes.REBOOT.other.command:
+def _in_windows(node: Node, fix: Fix) -> Fix:
+    if fix.command == fixes.REBOOT.other.command:
         return RESTART_WSL
     return Fix(f"follow {_WSL_GUIDE}", needs_root=False)
 
@@ -109,13 +109,13 @@ def _no_image(node: Node, command: str) -> bool:
     return not node.distribution.immutable and not node.host.is_dir(_GKE)
 
 
-def _of_image(node: Node, command: str) -> Fix:
+def _of_image(node: Node, fix: Fix) -> Fix:
     """How to add driver and toolkit to an image-based system."""
     system = node.distribution.id
     if node.host.is_dir(_GKE):
         return Fix(_GKE_INSTALLER.format("cos" if system == "cos" else "ubuntu"), needs_root=False)
-    if "toolkit" in command and system in _TOOLKITS:
-        return _other_toolkit(node, command)
+    if "toolkit" in fix.command and system in _TOOLKITS:
+        return _other_toolkit(node, fix)
     if system in TRANSACTIONAL:
         return _module_package(node)
     how, command = WHOLE.get(system, OTHER_WHOLE)
@@ -125,6 +125,12 @@ def _of_image(node: Node, command: str) -> Fix:
 def _packages(command: str) -> Fix:
     everything = command.startswith("pacman -Syu")
     return Fix(command, before="pacman -Syu upgrades every package of this system" if everything else "")
+
+
+def _with_packages(fix: Fix, default: str, names: str) -> Fix:
+    """The fix with other packages in its command; its other fields stay."""
+    command, before_reboot = (text.replace(default, names) for text in (fix.command, fix.before_reboot))
+    return replace(fix, command=command, before_reboot=before_reboot)
 
 
 def _driver_refusals(node: Node) -> tuple[str, ...]:
@@ -145,7 +151,7 @@ def _installs_driver(node: Node, command: str) -> bool:
     return not _driver_refusals(node)
 
 
-def _other_driver(node: Node, command: str) -> Fix:
+def _other_driver(node: Node, fix: Fix) -> Fix:
     """How this node gets a driver if `gpunode driver install` refuses."""
     from gpunode.packages.driver_choice import choose
     from gpunode.packages.driver_model import Wish, read_situation
@@ -154,8 +160,10 @@ def _other_driver(node: Node, command: str) -> Fix:
     code = _driver_refusals(node)[0]
     system = node.distribution.id
     if code in _BY_REFUSAL:
-        fix, kernel = _BY_REFUSAL[code](node, command), _MODINFO.search(command)
-        return driver_packages.with_module(node, fix, kernel[1]) if kernel and fix.before_reboot else fix
+        instead, kernel = _BY_REFUSAL[code](node, fix), _MODINFO.search(fix.command)
+        if kernel and instead.before_reboot:
+            return driver_packages.with_module(node, instead, kernel[1])
+        return instead
     situation = read_situation(node)
     command = _DRIVERS.get(system) or install_by_tdnf(situation, choose(situation, Wish()))
     if code == "no-repository" and command:
@@ -163,7 +171,7 @@ def _other_driver(node: Node, command: str) -> Fix:
     return Fix(f"follow {fixes.DRIVER_GUIDE}")
 
 
-def _from_their_repository(node: Node, command: str) -> Fix:
+def _from_their_repository(node: Node, fix: Fix) -> Fix:
     """RPM Fusion and ELRepo use other package names than NVIDIA; their files conflict."""
     installed = node.packages.installed
     command = "dnf upgrade 'kmod-nvidia*' 'nvidia-x11-drv*'"
@@ -172,14 +180,14 @@ def _from_their_repository(node: Node, command: str) -> Fix:
     return Fix(command, disturbs=REPLACES_DRIVER).then_reboot()
 
 
-_BY_REFUSAL: dict[str, Callable[[Node, str], Fix]] = {
+_BY_REFUSAL: dict[str, Callable[[Node, Fix], Fix]] = {
     "container": _on_host,
     "wsl2": _in_windows,
-    "tegra": lambda node, command: Fix("apt update && apt upgrade"),
-    "run-installer": lambda node, command: driver_packages.newer_run_file(),
-    "vgpu-guest": lambda node, command: GUEST_DRIVER.other,
+    "tegra": lambda node, fix: Fix("apt update && apt upgrade"),
+    "run-installer": lambda node, fix: driver_packages.newer_run_file(),
+    "vgpu-guest": lambda node, fix: GUEST_DRIVER.other,
     "immutable": _of_image,
-    "driver-container": lambda node, command: DRIVER_PODS.other,
+    "driver-container": lambda node, fix: DRIVER_PODS.other,
     "other-source": _from_their_repository,
 }
 
@@ -188,10 +196,10 @@ def _has_manager(node: Node, command: str) -> bool:
     return node.distribution.family != "other"
 
 
-def _other_toolkit(node: Node, command: str) -> Fix:
+def _other_toolkit(node: Node, fix: Fix) -> Fix:
     instead = _TOOLKITS.get(node.distribution.id, f"follow {fixes.TOOLKIT_GUIDE}")
     install = _packages(instead)
-    return install if "--upgrade" in command else then_register(node, install)
+    return install if "--upgrade" in fix.command else then_register(node, install)
 
 
 def _has_dkms(node: Node, command: str) -> bool:
@@ -199,9 +207,9 @@ def _has_dkms(node: Node, command: str) -> bool:
     return bool(node.dkms) and node.distribution.id not in _MODULES
 
 
-def _replace_dkms(node: Node, command: str) -> Fix:
+def _replace_dkms(node: Node, fix: Fix) -> Fix:
     if node.distribution.id in _MODULES:
-        release = re.search(r"dkms autoinstall -k ([\w.+~-]+)", command)
+        release = re.search(r"dkms autoinstall -k ([\w.+~-]+)", fix.command)
         return _module_package(node, release[1] if release else node.kernel)
     return driver_packages.install_driver(node)
 
@@ -222,7 +230,7 @@ def _kernel_has_modules(node: Node, command: str) -> bool:
     return not node.kernel or not there or node.kernel in there
 
 
-def _next_kernel(node: Node, command: str) -> Fix:
+def _next_kernel(node: Node, fix: Fix) -> Fix:
     """Nothing can be loaded into this kernel any more: the next one must have the module."""
     upcoming = node.next_kernel
     if any(kernel.release == upcoming and kernel.has_module for kernel in node.kernels):
@@ -262,7 +270,7 @@ PRECONDITIONS = (
     Precondition(
         re.compile("^modprobe nvidia(-uvm)? &&"),
         lambda node, command: node.distribution.id != "talos",
-        lambda node, command: Fix(f"follow {_TALOS_GUIDE} to have Talos load nvidia and nvidia_uvm"),
+        lambda node, fix: Fix(f"follow {_TALOS_GUIDE} to have Talos load nvidia and nvidia_uvm"),
     ),
     Precondition(re.compile(f"{_INSTALLS}|{_GUIDES}"), _no_image, _of_image),
     Precondition(
@@ -271,7 +279,7 @@ PRECONDITIONS = (
     Precondition(
         re.compile(f"follow {re.escape(fixes.DRIVER_GUIDE)}"),
         lambda node, command: "driver-container" not in _driver_refusals(node),
-        lambda node, command: DRIVER_PODS.other,
+        lambda node, fix: DRIVER_PODS.other,
     ),
     Precondition(re.compile(r"gpunode driver install\b"), _installs_driver, _other_driver),
     Precondition(re.compile(r"gpunode toolkit install\b"), _has_manager, _other_toolkit),
@@ -280,12 +288,12 @@ PRECONDITIONS = (
     Precondition(
         re.compile(rf"\b{SUSE_LIBRARIES}\b"),
         lambda node, command: driver_packages.suse_libraries(node) == SUSE_LIBRARIES,
-        lambda node, command: Fix(command.replace(SUSE_LIBRARIES, driver_packages.suse_libraries(node))),
+        lambda node, fix: _with_packages(fix, SUSE_LIBRARIES, driver_packages.suse_libraries(node)),
     ),
     Precondition(
         re.compile(rf"\b{SUSE_MODULE}\b"),
         lambda node, command: driver_packages.suse_modules(node) == SUSE_MODULE,
-        lambda node, command: Fix(command.replace(SUSE_MODULE, driver_packages.suse_modules(node))),
+        lambda node, fix: _with_packages(fix, SUSE_MODULE, driver_packages.suse_modules(node)),
     ),
-    Precondition(_IMPORT, _key_exists, lambda node, command: driver_packages.make_key(node)),
+    Precondition(_IMPORT, _key_exists, lambda node, fix: driver_packages.make_key(node)),
 )

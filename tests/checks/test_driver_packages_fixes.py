@@ -240,7 +240,7 @@ def test_held_libraries_hold_the_packages_that_depend_on_them(held, tmp_path):
 )
 def test_kernel_headers_package_follows_the_kernel_flavour(release, package):
     assert kernel_devel(release) == package
-    assert package in fixes.build_module_for(release).rhel.command
+    assert package in fixes.build_module_for(release, "rhel").command
 
 
 @pytest.mark.parametrize(

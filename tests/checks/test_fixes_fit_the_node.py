@@ -553,6 +553,8 @@ def test_suse_packages_match_the_driver_branch(version, package, tmp_path):
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
     fix = fitting(node, fixes.INSTALL_LIBRARIES.suse)
     assert fix.command == f"zypper install nvidia-compute-utils-{package} && ldconfig"
+    with_reboot = fitting(node, replace(fixes.INSTALL_LIBRARIES.suse, note="a note").then_reboot())
+    assert with_reboot == replace(fix, note="a note").then_reboot()
 
 
 @pytest.mark.parametrize(
