@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import FIELD_MANAGER, ClusterError, Json, NotFound, Patch
 from gpunode.kubernetes.changes import Changed, capacity_patch, patiently, strings, whole, writer_of
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
+from gpunode.plugin.config.settings import resource_name_problem
 
 if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster
@@ -89,9 +89,6 @@ def node_advertise(
 # Change of a Node by one patch, with the undo: for `node advertise` and `setup --kubernetes`.
 
 KIND = "NodeChange"
-_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_MAX = 63  # of a label's name and value; of its prefix 253
 
 
 @dataclass(frozen=True)
@@ -178,6 +175,14 @@ def carry_out(
         return changes.change(host, progress, read, plan, send)
 
 
+def changed_node(
+    at: Place, done: Changed, changes: Sequence[KeyChange], undo: str = "", *, status: bool = False
+) -> Result:
+    """The result of `carry_out`; kind NodeChange."""
+    data = node_change(at, done, changes, undo, status=status)
+    return Result(KIND, data, blocks=blocks(data))
+
+
 def node_change(
     at: Place, done: Changed, changes: Sequence[KeyChange], undo: str, *, status: bool = False
 ) -> NodeChange:
@@ -222,21 +227,6 @@ def _line(change: KeyChange) -> str:
     return f"~ {change.key}={change.after} (was {change.before or 'empty'})"
 
 
-def checked_key(key: str, kind: str) -> str:
-    """A qualified name, ``prefix/name`` (Kubernetes, Labels and Selectors). `UsageError` if it isn't
-    valid."""
-    prefix, slash, name = key.rpartition("/")
-    sound = _NAME.fullmatch(name) is not None and len(name) <= _MAX
-    if slash:
-        sound = sound and _PREFIX.fullmatch(prefix) is not None and len(prefix) <= 253
-    if not sound:
-        raise UsageError(
-            f"{key!r} can't be a {kind}",
-            hint=f"such as example.com/name: at most {_MAX} letters, digits, '-', '_' or '.' after a slash",
-        )
-    return key
-
-
 # `gpunode node advertise`: an extended resource on a node that no device plugin serves.
 #
 # Facts: Kubernetes, Advertise Extended Resources for a Node. The kubelet keeps a capacity entry that it
@@ -270,7 +260,7 @@ def advertise(
     `UsageError`, `PreconditionError` where a device plugin serves the resource, `ClusterError`. Exit 1 if it
     isn't allocatable in time.
     """
-    checked_resource(resource)
+    _check_resource(resource)
     _check_count(count, remove=remove)
     at = place(host, target)
     number = None if remove else _count(host, count, resource, at, progress)
@@ -330,17 +320,15 @@ def _roll_back(
         progress.note("rolled back" if done.patch else "another client has changed it since: left unchanged")
 
 
-def checked_resource(name: str) -> str:
-    """An extended resource's name, ``domain/name``. `UsageError` for any other, and for Kubernetes' own."""
+def _check_resource(name: str) -> None:
+    """`UsageError` for a name that isn't an extended resource's."""
     if "/" not in name:
         raise UsageError(f"{name!r} has no domain", hint="a resource is DOMAIN/NAME, such as nvidia.com/gpu")
-    domain = checked_key(name, "resource's name").partition("/")[0]
-    if not domain or domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+    if problem := resource_name_problem(name):
         raise UsageError(
-            f"{name!r} can't be an extended resource",
+            f"{name!r} can't be an extended resource: {problem}",
             hint="it has a domain of its own: --resource nvidia.com/gpu",
         )
-    return name
 
 
 def _check_count(count: str, *, remove: bool) -> None:

@@ -598,8 +598,7 @@ def _remove_labels(host: Host, progress: Progress, at: node_object.Place) -> Res
     done = node_object.carry_out(host, progress, at, removal_patch)
     labels, lists = own_labels(done.before)
     changes = [node_object.KeyChange(key, value, None) for key, value in {**labels, **lists}.items()]
-    data = node_object.node_change(at, done, changes, "")
-    return Result(node_object.KIND, data, blocks=node_object.blocks(data))
+    return node_object.changed_node(at, done, changes)
 
 
 def _advertised(node: Json) -> dict[str, str]:
@@ -613,8 +612,7 @@ def _remove_resources(host: Host, progress: Progress, at: node_object.Place) -> 
     done = node_object.carry_out(host, progress, at, plan, status=True)
     removed = _advertised(done.before).items()
     changes = [node_object.KeyChange(name, count, None) for name, count in removed]
-    data = node_object.node_change(at, done, changes, "", status=True)
-    return Result(node_object.KIND, data, blocks=node_object.blocks(data))
+    return node_object.changed_node(at, done, changes, status=True)
 
 
 # Packages.

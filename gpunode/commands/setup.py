@@ -733,8 +733,7 @@ def set_label(host: Host, at: node_object.Place, key: str, value: str, progress:
     before = labels_of(done.before).get(key)
     undo_arguments = (f"{key}-",) if before is None else ("--overwrite", f"{key}={before}")
     undo = kubectl(host, at.cluster.options, "label", "node", at.node, *undo_arguments)
-    data = node_object.node_change(at, done, [node_object.KeyChange(key, before, value)], undo)
-    return Result(node_object.KIND, data, blocks=node_object.blocks(data))
+    return node_object.changed_node(at, done, [node_object.KeyChange(key, before, value)], undo)
 
 
 def _plugin(at: ClusterNode) -> tuple[Step, ...]:
