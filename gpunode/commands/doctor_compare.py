@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 from gpunode.host.documents import load
-from gpunode.output.result import Block, Cell, ExitCode, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, ExitCode, Result, Style, Table, Text, many, some_of
 
 _BAD = ("fail", "error", "warn")
 _STYLES = {"fail": Style.BAD, "error": Style.BAD, "warn": Style.WARN, "pass": Style.GOOD}
@@ -291,8 +291,6 @@ def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
 
 def _with_unique_names(members: Sequence[Member]) -> list[Member]:
     """Two nodes of one name, or without any, are distinguished by their files."""
-    from dataclasses import replace
-
     names = [member.name for member in members]
     return [
         member
@@ -351,10 +349,9 @@ def _blocks(
     elif not number:
         yield Text(f"{len(members)} nodes, and they don't differ", Style.GOOD)
     else:
-        amount = f"{number} {'difference' if number == 1 else 'differences'}"
         domain = _domain(members)
         shared = f" (all of them in {domain.removeprefix('.')})" if domain else ""
-        yield Text(f"{len(members)} nodes{shared}, {amount}", Style.WARN)
+        yield Text(f"{len(members)} nodes{shared}, {many(number, 'difference')}", Style.WARN)
         for difference in (*differences, *findings):
             yield Text("")
             yield Text(difference.what, Style.HEADING)
@@ -389,16 +386,10 @@ def _table(difference: Difference, labels: Mapping[str, str], domain: str) -> Ta
             (
                 Cell(f"  {value}", style),
                 str(len(group.nodes)),
-                _shortened([node.removesuffix(domain) for node in group.nodes]),
+                some_of([node.removesuffix(domain) for node in group.nodes], _MOST_NAMES),
             )
         )
     return Table(("", "", ""), tuple(rows))
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    listed = ", ".join(names[:_MOST_NAMES])
-    return f"{listed} and {more} more" if more > 0 else listed
 
 
 # Reports that were saved: a DoctorReport as JSON or YAML, or the one inside a support bundle.

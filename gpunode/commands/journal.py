@@ -42,6 +42,17 @@ from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration
 journal_app = command_group("List the changes that gpunode made on this node.", default="list")
 
 
+EntryArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[ID]",
+        help="ID of the journal entry.",
+        show_default="the last one",
+        autocompletion=journal_entries,
+    ),
+]
+
+
 @verb(journal_app, "list", "Journal")
 def journal_list(session: Session) -> Result:
     """List the changes, oldest first. The list says whether each can be rolled back now.
@@ -54,18 +65,7 @@ def journal_list(session: Session) -> Result:
 
 
 @verb(journal_app, "show", "JournalEntry")
-def journal_show(
-    session: Session,
-    entry: Annotated[
-        str,
-        typer.Argument(
-            metavar="[ID]",
-            help="ID of the journal entry.",
-            show_default="the last one",
-            autocompletion=journal_entries,
-        ),
-    ] = "",
-) -> Result:
+def journal_show(session: Session, entry: EntryArgument = "") -> Result:
     """Show one change: its time, its command, and the diff of every file.
 
     Needs root, except for a change of the user's own rootless engine.
@@ -81,15 +81,7 @@ rollback_app = typer.Typer(rich_markup_mode=None)
 @verb(rollback_app, "rollback", "Rollback")
 def rollback(
     session: Session,
-    entry: Annotated[
-        str,
-        typer.Argument(
-            metavar="[ID]",
-            help="ID of the journal entry.",
-            show_default="the last one",
-            autocompletion=journal_entries,
-        ),
-    ] = "",
+    entry: EntryArgument = "",
     dry_run: DryRunOption = False,
     no_restart: NoRestartOption = False,
     restart_command: RestartCommandOption = "",

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode.commands.options import DryRunOption, refuse_both
-from gpunode.commands.plugin_options import SettingsCommand, sources
+from gpunode.commands.plugin_options import SettingsCommand, refused, sources
 from gpunode.commands.session import Session, until_signal, verb
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
-from gpunode.output.result import Block, Change, Diff, ExitCode, Progress, Result, Style, Text
+from gpunode.output.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.plugin.config.options import OPTIONS as EVERY
 from gpunode.plugin.config.values import TRUE
 from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
@@ -84,7 +84,8 @@ def run(
     origins = sources(host, flags, "labels")
     resolved = origins.resolve()
     if resolved.problems:
-        return _refused(resolved)
+        warnings = [f"warning: {problem.text}" for problem in resolved.warnings]
+        return replace(refused(_KIND, resolved.problems), messages=tuple(warnings))
     settings = resolved.settings
     _refuse_unused(resolved)
     if not settings.labels.oneshot and not dry_run:
@@ -141,14 +142,6 @@ def _refuse_unused(resolved: Resolved) -> None:
             raise UsageError(
                 f"{flag} is for --to {destinations}", hint=f"add --to {sinks[0]}, or leave {flag} out"
             )
-
-
-def _refused(resolved: Resolved) -> Result:
-    usage = all(problem.usage for problem in resolved.problems)
-    code = ExitCode.USAGE if usage else ExitCode.FAILED
-    errors = tuple(problem.info() for problem in resolved.problems)
-    warnings = tuple(f"warning: {problem.text}" for problem in resolved.warnings)
-    return Result(_KIND, status="error", exit_code=code, messages=warnings, errors=errors)
 
 
 def _put(host: Host, settings: Settings, labels: Labels, dry_run: bool, progress: Progress) -> list[Change]:

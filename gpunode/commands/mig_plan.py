@@ -283,20 +283,8 @@ class MigPlan:
 
 def data_of(config: str, label: str, node_plan: Planned, busy: Sequence[Obstacle]) -> MigPlan:
     """The plan for programs."""
-    processes = tuple(
-        {
-            "kind": obstacle.kind,
-            "gpu": obstacle.gpu,
-            "what": obstacle.what,
-            "name": obstacle.name,
-            "pid": obstacle.pid,
-            "container": obstacle.container,
-            "pod": obstacle.pod,
-            "unit": obstacle.unit,
-            "drain": obstacle.drain,
-        }
-        for obstacle in busy
-    )
+    keys = ("kind", "gpu", "what", "name", "pid", "container", "pod", "unit", "drain")
+    processes = tuple({key: getattr(obstacle, key) for key in keys} for obstacle in busy)
     return MigPlan(
         config, label, node_plan.changes, tuple(_gpu(gpu_plan) for gpu_plan in node_plan.plans), processes
     )

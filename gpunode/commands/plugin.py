@@ -21,6 +21,7 @@ from gpunode.commands.plugin_options import (
     CheckConfigCommand,
     SettingsCommand,
     refuse_empty,
+    refused,
     sources,
     value_text,
 )
@@ -185,14 +186,6 @@ def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
         yield settings.sharing.strategy, ", ".join(shares)
 
 
-def refused(kind: str, problems: tuple[Problem, ...], data: PluginConfig | None = None) -> Result:
-    """Every problem at once; usage (2) if all are on the command line or in the environment."""
-    usage = all(problem.usage for problem in problems)
-    code = ExitCode.USAGE if usage else ExitCode.FAILED
-    errors = tuple(problem.info() for problem in problems)
-    return Result(kind, data or {}, status="error", exit_code=code, errors=errors)
-
-
 def _serve(service: PluginService, signals: ReceivedSignals, stop: Event | None) -> None:
     with closing(service.host.waiter()) as waiter:
         waiter.hear_signals()
@@ -316,7 +309,8 @@ def check_config(host: Host, options: Mapping[str, Any], file: str, foreign: str
     resolved = source.resolve()
     data = _data(source.file, resolved)
     if resolved.problems:
-        return replace(refused(_KIND, resolved.problems, data), messages=_messages(resolved.warnings))
+        messages = _messages(resolved.warnings)
+        return replace(refused(_KIND, resolved.problems), data=data, messages=messages)
     refuse_empty(source, resolved)
     advertised = _advertised(host, resolved.settings)
     if advertised.problem is not None:

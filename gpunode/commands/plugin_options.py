@@ -10,12 +10,14 @@ import typer.core
 from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import HelpCommand, is_global
 from gpunode.errors import ConfigError
+from gpunode.output.result import ExitCode, Result
 from gpunode.plugin.config.options import OPTIONS, Option, metavar
 
 if TYPE_CHECKING:
     from gpunode.host import Host
     from gpunode.plugin.config.resolve import Resolved, Sources
     from gpunode.plugin.config.settings import Settings
+    from gpunode.plugin.config.values import Problem
 
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "default_text",
     "metavar",
     "refuse_empty",
+    "refused",
     "sources",
     "value_text",
     "with_go_words",
@@ -64,6 +67,14 @@ def sources(host: Host, values: Mapping[str, Any], part: str = "", command: str 
         if value is not None and value != ()
     }
     return Sources(host, flags, part, command or part or "plugin serve")
+
+
+def refused(kind: str, problems: Sequence[Problem]) -> Result:
+    """Every problem at once; usage (2) if all are on the command line or in the environment."""
+    usage = all(problem.usage for problem in problems)
+    code = ExitCode.USAGE if usage else ExitCode.FAILED
+    errors = tuple(problem.info() for problem in problems)
+    return Result(kind, status="error", exit_code=code, errors=errors)
 
 
 def refuse_empty(source: Sources, resolved: Resolved) -> None:

@@ -21,7 +21,7 @@ from gpunode.host import Host
 from gpunode.host.bundle import daemon_logs, described, files_of, links_of, packed
 from gpunode.host.recorder import RecordingHost
 from gpunode.host.redact import KINDS, Redaction, own_names
-from gpunode.output.result import Block, Progress, Result, Style, Text
+from gpunode.output.result import Block, Progress, Result, Style, Text, many
 
 FORMAT = 1
 _OTHER_FORMATS = (".zip", ".tar", ".tar.xz", ".tar.zst", ".json", ".yaml", ".html", ".txt")
@@ -159,8 +159,7 @@ def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
 def _blocks(data: SupportBundle) -> list[Block]:
     counts = data.doctor.counts
     errors = counts["fail"] + counts["error"]
-    bad = f"{errors} {'error' if errors == 1 else 'errors'}, "
-    bad += f"{counts['warn']} {'warning' if counts['warn'] == 1 else 'warnings'}"
+    bad = f"{many(errors, 'error')}, {many(counts['warn'], 'warning')}"
     size = f"{data.bytes / 1024:.0f} KiB"
     lines: list[Block] = [
         Text(f"wrote {data.path} ({size}, {data.files} files of this node)", Style.GOOD),
@@ -210,5 +209,4 @@ def report(
 
     gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """
-    words = tuple(word.strip() for value in redact or () for word in value.split(","))
-    return run(session.host, session.progress, output_file, words)
+    return run(session.host, session.progress, output_file, redact or ())

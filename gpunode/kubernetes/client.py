@@ -164,10 +164,10 @@ class Cluster:
             response = self._client.patch(resource, _part(name), body, patch_type=PatchType.JSON)
             return _object(response, kind, name)
 
-    def delete(self, kind: str, name: str, namespace: str = "", *, grace: int | None = None) -> None:
-        """`grace`: seconds that a pod may take to end, instead of its own. `NotFound` if it doesn't exist."""
+    def delete(self, kind: str, name: str, namespace: str = "") -> None:
+        """`NotFound` if it doesn't exist."""
         with self._errors(f"delete {_object_text(kind, namespace, name)}", changes=True):
-            self._client.delete(_resource(kind), _part(name), grace_period=grace, **_place(namespace))
+            self._client.delete(_resource(kind), _part(name), **_place(namespace))
 
     def log(self, namespace: str, pod: str, *, container: str = "", lines: int = 0) -> str:
         """A container's output, the last `lines` if not 0. `ClusterError` if it hasn't started."""

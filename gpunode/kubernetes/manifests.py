@@ -511,6 +511,6 @@ def vector_add(desired: VectorAdd) -> Json:
     }
 
 
-def ours(component: str = "vector-add") -> dict[str, str]:
+def ours() -> dict[str, str]:
     """The labels of such pods of any run."""
-    return {key: value for key, value in labels(component).items() if key != COMPONENT}
+    return {key: value for key, value in labels("vector-add").items() if key != COMPONENT}

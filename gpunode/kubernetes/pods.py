@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.kubernetes.api import one_line
-from gpunode.output.typed import StrEnum
+from gpunode.output.typed import StrEnum, as_dict
 
 # Messages are matched as kube-scheduler, kubelet, containerd, CRI-O and admission write them (Kubernetes 1.20
 # to 1.36); an unknown one is reported as it is.
@@ -187,7 +187,7 @@ _HANDLER = re.compile(r"""(?:no runtime for|runtime handler|RuntimeHandler)\s*\\
 
 def event_time(event: Mapping[str, Any]) -> str:
     """RFC 3339 in UTC, which sorts as text; the newer API has eventTime, the older one lastTimestamp."""
-    created = _map(event.get("metadata")).get("creationTimestamp")
+    created = as_dict(event.get("metadata")).get("creationTimestamp")
     return str(event.get("lastTimestamp") or event.get("eventTime") or created or "")
 
 
@@ -332,13 +332,13 @@ class State:
 
 def state(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> State:
     """A pod's state; parts of a wrong type are ignored. `events` oldest first."""
-    status = _map(pod.get("status"))
+    status = as_dict(pod.get("status"))
     phase = str(status.get("phase") or "Pending")
     if phase == Phase.SUCCEEDED:
         return State(Phase.SUCCEEDED)
     if phase == Phase.FAILED:
         return State(Phase.FAILED, _failure(status, aim))
-    if _map(pod.get("metadata")).get("deletionTimestamp"):
+    if as_dict(pod.get("metadata")).get("deletionTimestamp"):
         return State(Phase.GONE, _GONE)
     if phase == Phase.RUNNING:
         return State(Phase.RUNNING)
@@ -349,7 +349,7 @@ def _failure(status: Mapping[str, Any], aim: Aim) -> Reason:
     if status.get("reason"):
         return failed(str(status["reason"]), str(status.get("message") or ""), aim)
     for container in _maps(status.get("containerStatuses")):
-        ended = _map(_map(container.get("state")).get("terminated"))
+        ended = as_dict(as_dict(container.get("state")).get("terminated"))
         if ended:
             text = str(ended.get("message") or f"exit code {ended.get('exitCode')}")
             return failed(str(ended.get("reason") or "Error"), text, aim)
@@ -359,7 +359,7 @@ def _failure(status: Mapping[str, Any], aim: Aim) -> Reason:
 def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> Reason | None:
     """By the container's own state, then the scheduler's condition, then the last known warning."""
     for container in _maps(status.get("containerStatuses")):
-        hindrance = waiting(_map(_map(container.get("state")).get("waiting")), events, aim)
+        hindrance = waiting(as_dict(as_dict(container.get("state")).get("waiting")), events, aim)
         if hindrance is not None:
             return hindrance
     for condition in _maps(status.get("conditions")):
@@ -401,13 +401,9 @@ def _by_program(pod_state: State) -> bool:
 def allocation(pod: Mapping[str, Any]) -> str:
     """What allocated the GPU: ``device plugin``, or the scheduler's claim for it (Kubernetes 1.34,
     DRAExtendedResource: status.extendedResourceClaimStatus)."""
-    claim = _map(_map(pod.get("status")).get("extendedResourceClaimStatus")).get("resourceClaimName")
+    claim = as_dict(as_dict(pod.get("status")).get("extendedResourceClaimStatus")).get("resourceClaimName")
     return f"resource claim {one_line(claim)}" if claim else "device plugin"
 
 
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _maps(value: Any) -> Iterable[Mapping[str, Any]]:
-    return [element for element in value if isinstance(element, Mapping)] if isinstance(value, list) else []
+def _maps(value: Any) -> list[dict[str, Any]]:
+    return [element for element in value if isinstance(element, dict)] if isinstance(value, list) else []

@@ -151,10 +151,6 @@ class GpuLayout:
         """The number of MIG devices of each profile, as mig-parted's configuration counts them."""
         return Counter(gi.device_name(ci) for gi in self.instances for ci in gi.compute)
 
-    def profile(self, name: str) -> Profile | None:
-        """The profile that this GPU offers under that name or an alias; None if it doesn't."""
-        return next((profile for profile in self.profiles if name in profile.names), None)
-
 
 @dataclass(frozen=True)
 class Layouts:

@@ -44,15 +44,13 @@ _HINTS = {
 class MigError(GpunodeError):
     """NVML refused a MIG call, hung or crashed.
 
-    `nvml_code` is NVML's return code, None if it hung or crashed; `uuid` the GPU's, "" for the node; `what`
-    names the GPU and the instance.
+    `nvml_code` is NVML's return code, None if it hung or crashed.
     """
 
     default_code = "mig"
 
-    def __init__(
-        self, doing: str, what: str, reason: str, nvml_code: int | None = None, uuid: str = ""
-    ) -> None:
+    def __init__(self, doing: str, what: str, reason: str, nvml_code: int | None = None) -> None:
+        """`what` names the GPU and the instance; empty for the node."""
         place = f"{what}: " if what else ""
         code = f" (NVML {nvml_code})" if nvml_code is not None else ""
         rights = nvml_code == NO_PERMISSION
@@ -62,7 +60,7 @@ class MigError(GpunodeError):
             code="mig-permission" if rights else "mig-hang" if nvml_code is None else "mig",
             exit_code=ExitCode.PRECONDITION if rights else ExitCode.FAILED,
         )
-        self.what, self.reason, self.nvml_code, self.uuid = what, reason, nvml_code, uuid
+        self.nvml_code = nvml_code
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ class MigSession:
 
     def _query(self, doing: str, seconds: float, **question: Any) -> Any:
         if self._child is None:
-            raise MigError(doing, "", "NVML is closed after its failure", uuid=question.get("uuid", ""))
+            raise MigError(doing, "", "NVML is closed after its failure")
         self._child.tell(json.dumps(question))
         return self._answer(doing, question.get("uuid", ""), seconds)
 
@@ -176,17 +174,17 @@ class MigSession:
             error = document.get("error")
             if error is None:
                 return document.get("done")
-            refusal = MigError(doing, error.get("what") or what, error["message"], error["code"], uuid)
+            refusal = MigError(doing, error.get("what") or what, error["message"], error["code"])
         except ChildFailure as failure:
             self._child = None
             question = failure.question
             if question is not None and question.gpus:
                 what = f"GPU {question.gpus[0]}"
             question_text = f": {question}" if question is not None else ""
-            raise MigError(doing, what, f"{failure.reason}{question_text}", uuid=uuid) from None
+            raise MigError(doing, what, f"{failure.reason}{question_text}") from None
         except (KeyError, TypeError, AttributeError) as problem:
             self.close()
-            raise MigError(doing, what, unusable(repr(problem)), uuid=uuid) from None
+            raise MigError(doing, what, unusable(repr(problem))) from None
         raise refusal
 
 

@@ -56,7 +56,7 @@ def test_pod_is_created_followed_and_removed(api: ApiServer, cluster: Cluster) -
         name
     ]
     assert cluster.list("Pod", "default", labels={"app": "other"}) == ()
-    cluster.delete("Pod", name, "default", grace=0)
+    cluster.delete("Pod", name, "default")
     with pytest.raises(NotFound):
         cluster.get("Pod", name, "default")
     with pytest.raises(NotFound):

@@ -24,7 +24,6 @@ from gpunode.mig.session import MigError, MigProcess, MigSession, ModeChange, re
 from gpunode.output.result import ExitCode
 from gpunode.output.typed import from_plain, plain
 from tests.gpu_node import NodeMaker, host_of
-from tests.required import required
 
 U0 = gpu_uuid(0)
 IN_USE, RESET_REQUIRED = 19, 16
@@ -61,7 +60,7 @@ def test_every_model_lists_its_profiles_with_mig_off(make_node, board):
         for p in sorted(wanted.profiles, key=lambda one: one.index)
     ]
     for profile in wanted.profiles:
-        seen = required(gpu.profile(profile.name))
+        seen = profile_of(gpu, profile.name)
         assert [(place.start, place.size) for place in seen.placements] == [
             (start, profile.size) for start in profile.starts
         ]
@@ -134,7 +133,12 @@ def test_without_rights_modes_are_read_and_instances_are_unknown(make_node):
     (gpu,) = layouts(make_node, scenario)
     assert (gpu.capable, gpu.current, gpu.error, gpu.instances) == (True, True, "", ())
     assert "no permission" in gpu.untold
-    assert required(gpu.profile("3g.40gb")).max_count == 2
+    assert profile_of(gpu, "3g.40gb").max_count == 2
+
+
+def profile_of(gpu, name):
+    """The profile that a GPU offers under this name or an alias."""
+    return next(one for one in gpu.profiles if name in one.names)
 
 
 # --- changes ------------------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ def test_default_placement_on_a100_makes_3g_impossible(make_node):
     _, session = session_on(make_node, mig_machine("a100-40gb", enabled=True))
     with session:
         gpu = session.layouts().gpus[0]
-        one, two, three = (gpu.profile(name) for name in ("1g.5gb", "2g.10gb", "3g.20gb"))
+        one, two, three = (profile_of(gpu, name) for name in ("1g.5gb", "2g.10gb", "3g.20gb"))
         assert session.create_gpu_instance(U0, one.id)[1] == Placement(6, 1)
         assert session.create_gpu_instance(U0, one.id)[1] == Placement(0, 1)
         assert session.create_gpu_instance(U0, two.id)[1] == Placement(2, 2)
@@ -152,7 +156,6 @@ def test_default_placement_on_a100_makes_3g_impossible(make_node):
             session.create_gpu_instance(U0, three.id, name="3g.20gb")
     assert refused.value.nvml_code == 23
     assert str(refused.value) == "GPU 0: can't create GPU instance 3g.20gb: not enough resources (NVML 23)"
-    assert refused.value.uuid == U0
 
 
 def test_explicit_placements_fit(make_node):
@@ -160,7 +163,7 @@ def test_explicit_placements_fit(make_node):
     with session:
         gpu = session.layouts().gpus[0]
         for name, start in (("1g.5gb", 2), ("1g.5gb", 3), ("2g.10gb", 0), ("3g.20gb", 4)):
-            profile = gpu.profile(name)
+            profile = profile_of(gpu, name)
             place = next(one for one in profile.placements if one.start == start)
             gi, at = session.create_gpu_instance(U0, profile.id, place, name)
             assert at == place
@@ -189,7 +192,8 @@ def test_gpu_instance_is_shared_by_its_compute_instances(make_node):
             session.create_compute_instance(U0, gi, 7)
         with pytest.raises(MigError) as kept:
             session.destroy_gpu_instance(U0, gi)
-        assert (kept.value.nvml_code, kept.value.what) == (IN_USE, "GPU 0, GPU instance 1")
+        assert kept.value.nvml_code == IN_USE
+        assert kept.value.message.startswith("GPU 0, GPU instance 1: can't ")
         (seen,) = session.layouts().gpus[0].instances
         assert [(ci.id, ci.placement.start) for ci in seen.compute] == [(second.id, 1), (first.id, 0)]
         assert [seen.device_name(ci) for ci in seen.compute] == ["1c.3g.40gb"] * 2
@@ -203,10 +207,10 @@ def test_media_profile_with_all_engines_is_unique(make_node):
     _, session = session_on(make_node, mig_machine("rtx-pro-6000", enabled=True))
     with session:
         gpu = session.layouts().gpus[0]
-        session.create_gpu_instance(U0, gpu.profile("1g.24gb+me.all").id)
+        session.create_gpu_instance(U0, profile_of(gpu, "1g.24gb+me.all").id)
         with pytest.raises(MigError, match="not enough resources"):
-            session.create_gpu_instance(U0, gpu.profile("1g.24gb").id)
-        session.create_gpu_instance(U0, gpu.profile("1g.24gb-me").id)
+            session.create_gpu_instance(U0, profile_of(gpu, "1g.24gb").id)
+        session.create_gpu_instance(U0, profile_of(gpu, "1g.24gb-me").id)
 
 
 def test_instance_in_use_stays_and_its_neighbour_can_be_destroyed(make_node):
@@ -217,7 +221,7 @@ def test_instance_in_use_stays_and_its_neighbour_can_be_destroyed(make_node):
         assert session.processes(U0) == (MigProcess(4711, 1, 0),)
         with pytest.raises(MigError) as refused:
             session.destroy_compute_instance(U0, 1, 0)
-        assert refused.value.what == "GPU 0, GPU instance 1, compute instance 0"
+        assert refused.value.message.startswith("GPU 0, GPU instance 1, compute instance 0: can't ")
         session.destroy_compute_instance(U0, 3, 0)
         session.destroy_gpu_instance(U0, 3)
         assert [gi.id for gi in session.layouts().gpus[0].instances] == [1, 9, 10]

@@ -83,9 +83,6 @@ def test_error_names_the_path_of_keys(change: dict[str, Any], message: str) -> N
     with pytest.raises(PlainError) as caught:
         from_plain(Whole, VALUES | change)
     assert str(caught.value) == message
-    with pytest.raises(PlainError) as caught:
-        from_plain(Whole, VALUES | change, "file.whole")
-    assert str(caught.value) == f"file.whole.{message}"
 
 
 def test_integer_is_accepted_as_a_number() -> None:
