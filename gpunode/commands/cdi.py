@@ -186,17 +186,23 @@ def cdi_generate(
     sudo gpunode cdi generate --output-file /etc/cdi/nvidia.yaml
     """
     _refuse_mode(mode)
-    content = replace(
-        _content(driver_root, dev_root, library_path, hooks, vendor, device_class, device_name),
-        device_ids=tuple(device_id or ()),
-        every=not no_all_device,
-        disabled_hooks=tuple(disable_hook or ()),
-        enabled_hooks=tuple(enable_hook or ()),
+    disabled, enabled, flags = disable_hook or [], enable_hook or [], feature_flag or []
+    _check_nvidia_ctk(disabled, enabled, flags)
+    if "all" in disabled:
+        hooks = hooks if enabled or hooks not in HOOKS else "none"
+        disabled = list(HOOK_NAMES)
+    sources = replace(
+        _sources(driver_root, dev_root, library_path, hooks),
         hook_path=nvidia_cdi_hook_path,
         ldconfig=ldconfig_path,
-        feature_flags=tuple(feature_flag or ()),
+        disabled_hooks=frozenset(disabled) - frozenset(enabled),
+        sockets=_NO_SOCKETS not in flags,
+        device_ids=tuple(device_id or ()),
     )
-    return generate(session.host, content, session.progress, output_file, format_name)
+    form = Form(
+        vendor, device_class, _names(device_name), every=not no_all_device, groups=_NO_GIDS not in flags
+    )
+    return generate(session.host, sources, form, session.progress, output_file, format_name)
 
 
 @verb(cdi_app, "list", "CdiDevices")
@@ -250,8 +256,9 @@ def cdi_refresh(
     refuse_both(install=install, remove=remove)
     if install or remove:
         return change_units(session.host, session.progress, remove=remove, dry_run=dry_run)
-    content = _content(driver_root, dev_root, library_path, hooks, "nvidia.com", "gpu", device_name)
-    return refresh_specification(session.host, content, session.progress, dry_run=dry_run)
+    sources = _sources(driver_root, dev_root, library_path, hooks)
+    form = Form(names=_names(device_name))
+    return refresh_specification(session.host, sources, form, session.progress, dry_run=dry_run)
 
 
 def _refuse_mode(mode: str) -> None:
@@ -263,18 +270,12 @@ def _refuse_mode(mode: str) -> None:
         )
 
 
-def _content(
-    driver_root: str,
-    dev_root: str,
-    library_path: Strings,
-    hooks: str,
-    vendor: str,
-    device_class: str,
-    device_name: Strings,
-) -> Content:
-    names = tuple(device_name or ("index", "uuid"))
-    paths = tuple(library_path or ())
-    return Content(driver_root, dev_root, paths, hooks, vendor, device_class, names)
+def _sources(driver_root: str, dev_root: str, library_path: Strings, hooks: str) -> Sources:
+    return Sources(driver_root, dev_root, tuple(library_path or ()), hooks)
+
+
+def _names(device_name: Strings) -> tuple[str, ...]:
+    return tuple(device_name or Form.names)
 
 
 # `gpunode cdi list`: the CDI devices of this node, their files, and which of them an engine can use.
@@ -334,44 +335,23 @@ _FLAGS = (_NO_GIDS, _NO_SOCKETS)
 _NO_EFFECT = ("disable-nvsandboxutils",)  # gpunode doesn't use that library
 
 
-@dataclass(frozen=True)
-class Content:
-    """Contents of a specification; names and defaults follow nvidia-ctk where it has the option."""
-
-    driver_root: str = "/"
-    dev_root: str = ""
-    library_path: tuple[str, ...] = ()
-    hooks: str = "auto"
-    vendor: str = "nvidia.com"
-    device_class: str = "gpu"
-    names: tuple[str, ...] = ("index", "uuid")
-    device_ids: tuple[str, ...] = ()
-    every: bool = True
-    disabled_hooks: tuple[str, ...] = ()
-    enabled_hooks: tuple[str, ...] = ()
-    hook_path: str = ""
-    ldconfig: str = ""
-    feature_flags: tuple[str, ...] = ()
-
-
-def check(content: Content) -> None:
+def check(sources: Sources, form: Form) -> None:
     """`UsageError` for values that CDI or gpunode doesn't support; names follow CDI's own rules (its
     parser.go)."""
-    if content.hooks not in HOOKS:
-        raise UsageError(f"unknown --hooks {content.hooks!r}", hint=f"known: {', '.join(HOOKS)}")
-    for name in content.names:
+    if sources.hooks not in HOOKS:
+        raise UsageError(f"unknown --hooks {sources.hooks!r}", hint=f"known: {', '.join(HOOKS)}")
+    for name in form.names:
         if name not in STRATEGIES:
             raise UsageError(f"unknown --device-name {name!r}", hint=f"known: {', '.join(STRATEGIES)}")
-    _check_nvidia_ctk(content)
-    for device in content.device_ids:
+    for device in sources.device_ids:
         if not re.fullmatch(r"all|\d+(:\d+)?|(GPU|MIG)-.+", device, re.ASCII):
             raise UsageError(
                 f"--device-id {device!r} is neither an index nor a UUID",
                 hint="an index, a UUID, GPU:MIG by index, or all; list them: gpunode gpus",
             )
     for option, value, pattern in (
-        ("--vendor", content.vendor, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
-        ("--class", content.device_class, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
+        ("--vendor", form.vendor, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
+        ("--class", form.device_class, r"[A-Za-z]([\w.-]*[A-Za-z0-9])?"),
     ):
         if not re.fullmatch(pattern, value, re.ASCII):
             raise UsageError(
@@ -379,22 +359,22 @@ def check(content: Content) -> None:
                 hint="letters, digits, '-', '_' and '.'; a letter first, a letter or digit last",
             )
     for option, path in (
-        ("--driver-root", content.driver_root),
-        ("--dev-root", content.dev_root or "/"),
-        *(("--library-path", path) for path in content.library_path),
-        ("--nvidia-cdi-hook-path", content.hook_path or "/"),
-        ("--ldconfig-path", content.ldconfig or "/"),
+        ("--driver-root", sources.driver_root),
+        ("--dev-root", sources.dev_root or "/"),
+        *(("--library-path", path) for path in sources.library_path),
+        ("--nvidia-cdi-hook-path", sources.hook_path or "/"),
+        ("--ldconfig-path", sources.ldconfig or "/"),
     ):
         if not path.startswith("/"):
             raise UsageError(f"{option} {path!r} is not an absolute path", hint=f"{option} /PATH")
 
 
-def _check_nvidia_ctk(content: Content) -> None:
+def _check_nvidia_ctk(disabled: Sequence[str], enabled: Sequence[str], flags: Sequence[str]) -> None:
     """Options of nvidia-ctk that have no effect here."""
     for option, names, known in (
-        ("--disable-hook", content.disabled_hooks, (*HOOK_NAMES, "chmod", "all")),
-        ("--enable-hook", content.enabled_hooks, HOOK_NAMES),
-        ("--feature-flag", content.feature_flags, (*_FLAGS, *_NO_EFFECT)),
+        ("--disable-hook", disabled, (*HOOK_NAMES, "chmod", "all")),
+        ("--enable-hook", enabled, HOOK_NAMES),
+        ("--feature-flag", flags, (*_FLAGS, *_NO_EFFECT)),
     ):
         for word in names:
             if word not in known:
@@ -404,31 +384,12 @@ def _check_nvidia_ctk(content: Content) -> None:
                 )
 
 
-def make(host: Host, content: Content, progress: Progress) -> Built:
-    """Query the node and build the specification that every engine on it reads."""
-    check(content)
-    dev_root = content.dev_root or content.driver_root
-    limit = readable(host, newest_used(host, dev_root, dots="." in content.device_class))
-    groups = _NO_GIDS not in content.feature_flags
-    form = Form(
-        content.vendor, content.device_class, content.names, limit, every=content.every, groups=groups
-    )
-    disabled = frozenset(content.disabled_hooks) - frozenset(content.enabled_hooks)
-    sources = Sources(
-        content.driver_root,
-        content.dev_root,
-        content.library_path,
-        "none" if "all" in disabled and not content.enabled_hooks else content.hooks,
-        hook_path=content.hook_path,
-        ldconfig=content.ldconfig,
-        disabled_hooks=frozenset(HOOK_NAMES) - frozenset(content.enabled_hooks)
-        if "all" in disabled
-        else disabled,
-        sockets=_NO_SOCKETS not in content.feature_flags,
-        device_ids=content.device_ids,
-    )
+def make(host: Host, sources: Sources, form: Form, progress: Progress) -> Built:
+    """Query the node and build the specification, in a version that every engine on it reads."""
+    dev_root = sources.dev_root or sources.driver_root
+    limit = readable(host, newest_used(host, dev_root, dots="." in form.device_class))
     with progress.step("querying NVML and finding the driver's files"):
-        return build_generate(host, sources, form)
+        return build_generate(host, sources, replace(form, limit=limit))
 
 
 # `gpunode cdi generate`: a CDI specification of this node's GPUs, on stdout or in a file.
@@ -452,7 +413,7 @@ class CdiSpec:
 
 
 def generate(
-    host: Host, content: Content, progress: Progress, output: str = "", format_name: str = ""
+    host: Host, sources: Sources, form: Form, progress: Progress, output: str = "", format_name: str = ""
 ) -> Result:
     """Make it; kind CdiSpec. `output` is a file, empty or ``-`` for stdout; `format_name` is yaml or json,
     else the file's name says it. A file is written in one step, and left unchanged if it has the same
@@ -460,12 +421,15 @@ def generate(
 
     `GpunodeError` if the GPUs can't be described, or if the file would make another file's devices unusable.
     """
-    path, form = destination(output, format_name)
-    built = make(host, content, progress)
-    data = encode(built.spec, form)
+    path, file_format = destination(output, format_name)
+    check(sources, form)
+    built = make(host, sources, form, progress)
+    data = encode(built.spec, file_format)
     if not path:
         document = Text(data.decode().removesuffix("\n"), Style.DOCUMENT)
-        return Result("CdiSpec", _data("", "", form, built.spec), messages=built.notes, blocks=(document,))
+        return Result(
+            "CdiSpec", _data("", "", file_format, built.spec), messages=built.notes, blocks=(document,)
+        )
     conflicts = rivals(host, path, built.spec)
     refuse_conflict(conflicts)
     action = write(host, path, data)
@@ -474,7 +438,7 @@ def generate(
         Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD),
         devices_line(built),
     )
-    return Result("CdiSpec", _data(path, action, form, built.spec), messages=notes, blocks=blocks)
+    return Result("CdiSpec", _data(path, action, file_format, built.spec), messages=notes, blocks=blocks)
 
 
 def destination(output: str, form: str) -> tuple[str, str]:
@@ -550,14 +514,14 @@ class CdiRefresh:
 
 
 def refresh_specification(
-    host: Host, content: Content, progress: Progress, *, dry_run: bool = False
+    host: Host, sources: Sources, form: Form, progress: Progress, *, dry_run: bool = False
 ) -> Result:
     """Write `STANDARD` if it differs from the node's present state; kind CdiRefresh.
 
     Without a driver our own file is removed, and that is success: a unit that runs at every change must not
     fail before the driver is loaded. `GpunodeError` if a loaded driver can't be described.
     """
-    check(content)
+    check(sources, form)
     before = host.read_bytes(STANDARD)
     module = loaded_module(host)
     if module is not None and not module.live:
@@ -574,7 +538,7 @@ def refresh_specification(
                 host.remove(path)
         edits = [FileEdit(path, present, None) for path, present in own_files.items()]
         return _result(dry_run, edits or [FileEdit(STANDARD, before, before)], (_GONE,))
-    built = make(host, content, progress)
+    built = make(host, sources, form, progress)
     conflicts = rivals(host, STANDARD, built.spec)
     refuse_conflict(conflicts)
     notes = (*built.notes, *remarks(conflicts))

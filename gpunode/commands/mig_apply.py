@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpunode.cdi.build import Form, Sources
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.commands import cdi, mig_boot, mig_plan
@@ -124,7 +125,7 @@ def _describe(host: Host, progress: Progress) -> str:
         return f"{service} was started"
     if host.read_bytes(STANDARD) is None:
         return ""
-    result = cdi.refresh_specification(host, cdi.Content(), progress)
+    result = cdi.refresh_specification(host, Sources(), Form(), progress)
     changes = result.data.changes
     return f"{changes[0].path} {changes[0].action}" if changes else ""
 
