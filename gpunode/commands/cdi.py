@@ -32,12 +32,12 @@ from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import DriverRootOption, DryRunOption, Strings, refuse_both
 from gpunode.commands.session import Session, verb
-from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
+from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
-from gpunode.host.transaction import UnitChanges, change_files
+from gpunode.host.transaction import UnitChanges, change_files, marked_edit
 from gpunode.output.result import Block, Cell, Change, Progress, Result, Style, Table, Text, change_blocks
 from gpunode.runtime.apply import engine_restart
 
@@ -579,7 +579,8 @@ def change_units(host: Host, progress: Progress, *, remove: bool = False, dry_ru
 
     def plan() -> tuple[FileEdit, ...]:
         return tuple(
-            _edit(host, path, None if remove else data) for path, data in refresh.files(host, directories)
+            marked_edit(host, path, None if remove else data, refresh.MARKER)
+            for path, data in refresh.files(host, directories)
         )
 
     installed_units = tuple(unit for unit in refresh.UNITS if host.is_file(f"/etc/systemd/system/{unit}"))
@@ -608,16 +609,6 @@ def _refuse(host: Host) -> None:
             hint=f"keep that one, or: systemctl disable --now {' '.join(NVIDIA_UNITS)}",
             code="nvidia-cdi-refresh",
         )
-
-
-def _edit(host: Host, path: str, after: bytes | None) -> FileEdit:
-    before = host.read_bytes(path)
-    if before is not None and not before.startswith(refresh.MARKER.encode()):
-        raise ConfigError(
-            f"{path} exists and gpunode did not create it",
-            hint=f"read it, and move it away if it is not needed: cat {path}",
-        )
-    return FileEdit(path, before, after)
 
 
 def _reload_udev_rules(host: Host, again: bool) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from gpunode.cdi.refresh import program
 from gpunode.commands import mig_plan
-from gpunode.errors import ConfigError, PreconditionError, UsageError
+from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
-from gpunode.host.transaction import FilesChanged, change_files
+from gpunode.host.transaction import FilesChanged, change_files, marked_edit
 from gpunode.output.result import Block, Progress, Style, Text, change_blocks
 from gpunode.runtime.apply import engine_restart
 
@@ -105,21 +105,11 @@ def _unit_text(host: Host, selection: mig_plan.Chosen) -> str:
 
 
 def edits(host: Host, selection: mig_plan.Chosen) -> tuple[FileEdit, ...]:
-    files = (
-        (CONFIG_FILE, selection.data),
-        (UNIT_FILE, _unit_text(host, selection).encode()),
+    unit = _unit_text(host, selection).encode()
+    return (
+        FileEdit(CONFIG_FILE, host.read_bytes(CONFIG_FILE), selection.data),
+        marked_edit(host, UNIT_FILE, unit, MARKER),
     )
-    file_edits = []
-    for path, data in files:
-        before = host.read_bytes(path)
-        is_own = path != UNIT_FILE or before is None or before.startswith(MARKER.encode())
-        if not is_own:
-            raise ConfigError(
-                f"{path} exists and gpunode did not create it",
-                hint=f"read it, and move it away if it is not needed: cat {path}",
-            )
-        file_edits.append(FileEdit(path, before, data))
-    return tuple(file_edits)
 
 
 def persist_preview(host: Host, selection: mig_plan.Chosen) -> Iterator[Block]:

@@ -501,6 +501,17 @@ class FilesChanged:
         return tuple(edit.change() for edit in self.edits)
 
 
+def marked_edit(host: Host, path: str, after: bytes | None, marker: str) -> FileEdit:
+    """The edit of a file that begins with gpunode's `marker`. `ConfigError` for an existing one without."""
+    before = host.read_bytes(path)
+    if before is not None and not before.startswith(marker.encode()):
+        raise ConfigError(
+            f"{path} exists and gpunode did not create it",
+            hint=f"read it, and move it away if it is not needed: cat {path}",
+        )
+    return FileEdit(path, before, after)
+
+
 def change_files(
     host: Host,
     operation: str,
