@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,16 +27,15 @@ from gpunode.commands.plugin_options import (
 )
 from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
-from gpunode.gpu.model import Inventory, Reading, Topology
+from gpunode.gpu.model import Inventory
 from gpunode.host import PLUGIN_STATE, Host
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import StrEnum
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
-from gpunode.plugin.model import Backend, LeftOut
+from gpunode.plugin.model import LeftOut
 
 if TYPE_CHECKING:
-    from gpunode.gpu.nvml import GpuEvent
     from gpunode.plugin.config.gke import Left
     from gpunode.plugin.config.resolve import Resolved
     from gpunode.plugin.config.values import Problem
@@ -350,7 +349,7 @@ def _advertised(host: Host, settings: Settings) -> _Advertised:
 
     try:
         backend = make_backend(host, settings, silent_log())
-        inventory, reason = look(host, settings, backend)
+        inventory, reason = look(host, settings)
         if inventory is None:
             return _Advertised(unknown=reason)
         return _Advertised(backend.plan(settings, inventory))
@@ -557,45 +556,21 @@ def _read(host: Host, file: str) -> bytes:
 # One read of the node's GPUs, as `plugin serve` would see them, without serving.
 
 
-def look(host: Host, settings: Settings, backend: Backend) -> tuple[Inventory | None, str]:
+def look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
     """The inventory, or None and why there is none. `ConfigError` for a malformed recording."""
-    if settings.vendor == "nvidia" and not settings.simulate:
-        from gpunode.gpu.probe import probe
-        from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
+    if settings.simulate:
+        from gpunode.plugin.simulate.node import load
 
-        if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
-            return Inventory(""), ""
-        answer = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
-        return answer.inventory, answer.message
-    first = _First()
-    thread = Thread(target=backend.run, args=(first, first.stop), name="look", daemon=True)
-    thread.start()
-    first.stop.wait(settings.probe_seconds)
-    first.stop.set()
-    backend.hurry()
-    thread.join(1.0)
-    return first.inventory, first.reason or "no answer"
+        return load(settings.simulate, host)[0], ""
+    if settings.vendor == "amd":
+        from gpunode.gpu.amd import missing, read_inventory
 
+        reason = missing(host)
+        return (None, reason) if reason else (read_inventory(host), "")
+    from gpunode.gpu.probe import probe
+    from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
-class _First:
-    """A `Sink` that only uses the first report."""
-
-    def __init__(self) -> None:
-        self.stop = Event()
-        self.inventory: Inventory | None = None
-        self.reason = ""
-
-    def seen(self, inventory: Inventory, topology: Topology) -> None:
-        if self.inventory is None:
-            self.inventory = inventory
-        self.stop.set()
-
-    def readings(self, readings: Sequence[Reading]) -> None:
-        """Ignored."""
-
-    def event(self, event: GpuEvent) -> None:
-        """Ignored."""
-
-    def broken(self, reason: str, sure: bool) -> None:
-        self.reason = reason
-        self.stop.set()
+    if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
+        return Inventory(""), ""
+    answer = probe(host, settings.probe_seconds, library=nvml_library(host, settings))
+    return answer.inventory, answer.message
