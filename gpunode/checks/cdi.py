@@ -85,7 +85,7 @@ def _containerd_on(node: Node) -> bool:
 # Specifications that a reboot deletes, and the services that write them again.
 
 _VOLATILE = ("/run/", "/var/run/")
-_WRITERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
+WRITERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
 _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
 
 
@@ -109,7 +109,7 @@ def cdi_lost_at_reboot(node: Node) -> Verdict:
     """/var/run is in memory, so a reboot deletes the file. Containers that request GPUs through CDI then fail
     with 'unresolvable CDI devices' until the file is written again.
     """
-    specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
+    specs = node.gpu_specs
     lost = [spec for spec in specs if spec.path.startswith(_VOLATILE)]
     if not lost:
         return skip("no CDI specification for GPUs is in a directory that a reboot clears")
@@ -120,9 +120,9 @@ def cdi_lost_at_reboot(node: Node) -> Verdict:
     writer = _writer(node)
     if writer:
         return ok("the CDI specification is written again after a reboot", seen(writer, "writes it"))
-    if _WRITERS[0] not in node.units:
-        return skip(f"systemd doesn't report the state of {_WRITERS[0]}")
-    states = ((name, node.units.get(name)) for name in _WRITERS)
+    if WRITERS[0] not in node.units:
+        return skip(f"systemd doesn't report the state of {WRITERS[0]}")
+    states = ((name, node.units.get(name)) for name in WRITERS)
     services = [seen(name, str(state)) for name, state in states if state is not None]
     return warn(
         f"{lost[0].path} is deleted by the next reboot, and nothing writes it again",
@@ -133,21 +133,21 @@ def cdi_lost_at_reboot(node: Node) -> Verdict:
 
 
 def _writer(node: Node) -> str:
-    for name in _WRITERS:
+    for name in WRITERS:
         unit = node.units.get(name)
-        if unit is not None and (unit.at_boot or unit.file == "static"):
+        if unit is not None and unit.may_start_at_boot:
             return name
     if node.host.is_dir(boot.OPERATOR):
         return boot.OPERATOR
-    return boot.started(node.host, _COMMANDS, besides=_WRITERS[:1], rules=True)
+    return boot.started(node.host, _COMMANDS, besides=WRITERS[:1], rules=True)
 
 
 def _enable(node: Node) -> Fix | None:
     """Enable NVIDIA's own units, if the toolkit installed them."""
-    unit = node.units.get(_WRITERS[0])
+    unit = node.units.get(WRITERS[0])
     if unit is None or not unit.installed or unit.load == "masked":
         return None
-    return Fix(f"systemctl enable --now {_WRITERS[0]} nvidia-cdi-refresh.path")
+    return Fix(f"systemctl enable --now {WRITERS[0]} nvidia-cdi-refresh.path")
 
 
 # Which specification takes effect if two define the same device: the one in the later directory.
@@ -174,7 +174,7 @@ _NONE = "no CDI specification for GPUs exists"
 
 def _of_gpus(node: Node) -> list[CdiSpec]:
     """Effective specifications for GPUs: without those that a later directory overrides completely."""
-    return [spec for spec in node.cdi_specs if spec.serves_gpus and hidden_by(node.cdi_specs, spec) is None]
+    return [spec for spec in node.gpu_specs if hidden_by(node.cdi_specs, spec) is None]
 
 
 @check(
@@ -422,7 +422,7 @@ def cdi_spec_missing(node: Node) -> Verdict:
     """With the toolkit's mode cdi, or with podman alone, containers get GPUs only through such a file.
     Without one they don't start: 'unresolvable CDI devices'.
     """
-    if any(spec.serves_gpus for spec in node.cdi_specs) or _own_kind(node):
+    if node.gpu_specs or _own_kind(node):
         return ok("a CDI specification for GPUs exists")
     users = _cdi_users(node)
     if not users:
@@ -478,7 +478,7 @@ def cdi_disabled(node: Node) -> Verdict:
     docker = node.docker
     if docker is None or docker.process is None or not docker_role(node).used:
         return skip("Docker isn't running, or isn't the engine for GPU containers on this node")
-    specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
+    specs = node.gpu_specs
     if not specs:
         return skip("no CDI specification for GPUs exists")
     try:
@@ -517,7 +517,7 @@ def cdi_disabled(node: Node) -> Verdict:
 )
 def cdi_perms(node: Node) -> Verdict:
     """An engine ignores a specification that its user can't read: 'unresolvable CDI devices'."""
-    specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
+    specs = node.gpu_specs
     if not specs:
         return skip("no CDI specification for GPUs exists")
     rootless = [daemon.user for daemon in node.docker_rootless]

@@ -437,7 +437,7 @@ def crio_hooks_mode(node: Node) -> Verdict:
     except DaemonError as error:
         return skip(f"CRI-O doesn't report its configuration: {error.message}")
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
-    if any(spec.serves_gpus for spec in node.cdi_specs):
+    if node.gpu_specs:
         return ok("containers get GPUs through CDI; see hook-conflict for hooks that interfere", *evidence)
     if any(hook.path.rpartition("/")[0] in directories for hook in hooks):
         fix = CONFIGURE.other

@@ -14,7 +14,6 @@ from gpunode.facts.cuda import (
     Judged,
     driver_cuda,
     driver_version,
-    inventory,
     judge_requirements,
     last_for,
     makes_code_for,
@@ -61,7 +60,7 @@ def newer_driver(
 ) -> Fix:
     """Install a driver of a newer branch. If none supports these GPUs or the requested CUDA, return the
     result of `other` for the last CUDA release that they support."""
-    known = inventory(node)
+    known = node.nvml.inventory
     for gpu in known.gpus if known and requested else ():
         if requested and makes_code_for(requested, gpu.compute_capability) == "dropped":
             return other(last_for(gpu.compute_capability))
@@ -209,7 +208,7 @@ def vectoradd_image_arch(node: Node) -> Verdict:
     working node looks broken. gpunode verify uses PTX that runs on any GPU.
     """
     cuda = images.sample_cuda(node.questions.image)
-    release, known = releases.release_of(cuda), inventory(node)
+    release, known = releases.release_of(cuda), node.nvml.inventory
     if release is None or known is None:
         return skip("--image doesn't name a CUDA sample image" if release is None else "NVML lists no GPUs")
     late = {
@@ -326,7 +325,7 @@ def no_kernel_image(node: Node) -> Verdict:
     error 209, 'no kernel image is available for execution on the device', or compiles PTX for minutes at each
     start.
     """
-    requested, known = requested_release(node), inventory(node)
+    requested, known = requested_release(node), node.nvml.inventory
     if requested is None or known is None:
         return skip(_NO_RELEASE if requested is None else "NVML lists no GPUs")
     if not node.questions.cuda and sample_cuda(node.questions.image):

@@ -586,7 +586,7 @@ def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evi
 
 def _by_cdi(node: Node, info: dict[str, Any]) -> bool:
     """Whether this Docker can add GPUs to containers through CDI."""
-    return bool(info.get("CDISpecDirs")) and any(spec.serves_gpus for spec in node.cdi_specs)
+    return bool(info.get("CDISpecDirs")) and bool(node.gpu_specs)
 
 
 def _not_registered(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:

@@ -152,7 +152,7 @@ def _unprepared(node: Node, daemon: Daemon) -> Verdict | None:
     if node.docker is not None and node.docker.process is not None and not node.docker.user:
         return None
     state = configured(node.host, daemon)
-    by_cdi = state.cdi is True and any(spec.serves_gpus for spec in node.cdi_specs)
+    by_cdi = state.cdi is True and bool(node.gpu_specs)
     if by_cdi or state.problem or any(_nvidia(name, path) for name, path in state.paths.items()):
         return None
     return warn(

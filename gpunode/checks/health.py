@@ -633,7 +633,7 @@ def compute_mode(node: Node) -> Verdict:
         why = "In compute mode prohibited a GPU refuses every CUDA program."
         return judge(what, *evidence, fix=_shared(closed), why=why)
     alone = gpus_where(node, lambda gpu: gpu.compute_mode in ("exclusive-process", "exclusive-thread"))
-    if alone and any(_MPS in (process.name, *process.argv[1:2]) for process in node.processes):
+    if alone and _mps(node):
         return ok("the MPS daemon shares the GPUs")
     if alone:
         evidence = [on_gpu(gpu, f"compute mode {gpu.compute_mode}") for gpu in alone]
@@ -699,10 +699,10 @@ def zombie_gpu_memory(node: Node) -> Verdict:
     """A program that has exited or is stuck in the kernel still holds the memory, and other programs can't
     get it. Kill the processes that have the device files open, or reset the GPU.
     """
-    if any(_MPS in (process.name, *process.argv[1:2]) for process in node.processes):
+    if _mps(node):
         return skip("MPS is in use, and NVML doesn't list its clients as processes")
     if not node.conditions:
-        return skip("NVML doesn't report the GPUs' condition")
+        return skip(SILENT)
     reporting = [gpu for gpu in node.conditions if _owned(gpu) is not None]
     if not reporting:
         return skip("NVML doesn't report which processes use GPU memory")
@@ -712,6 +712,10 @@ def zombie_gpu_memory(node: Node) -> Verdict:
     evidence = [on_gpu(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
     fix = _with_reset(node, orphaned, HOLDERS.other)
     return warn(f"memory of {which(orphaned, node)} is in use, but by no process", *evidence, fix=fix)
+
+
+def _mps(node: Node) -> bool:
+    return any(_MPS in (process.name, *process.argv[1:2]) for process in node.processes)
 
 
 def _owned(gpu: Condition) -> int | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.cdi import cdi_lost_at_reboot, readers
+from gpunode.checks.cdi import WRITERS, cdi_lost_at_reboot, readers
 from gpunode.checks.device_plugin import shown
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.model import (
@@ -284,8 +284,6 @@ def mok_pending(node: Node) -> Verdict:
 # What a reboot doesn't restore: modules that were loaded manually, links to device files.
 
 _UVM = "nvidia_uvm"
-# units that load unified memory or create its device files when they start
-_LOADERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
 _LINKS = ("create-dev-char-symlinks",)
 
 
@@ -313,9 +311,9 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
     cdi_alone = [reader.name for reader in readers(node) if reader.needs]
     if not cdi_alone and _mode(node) != "cdi":
         return ok("the toolkit loads it for the first container that needs it")
-    for name in _LOADERS:
+    for name in WRITERS:  # they load it, or create its device files, when they start
         unit = node.units.get(name)
-        if unit is not None and (unit.at_boot or unit.file == "static"):
+        if unit is not None and unit.may_start_at_boot:
             return ok(f"{name} loads it at boot")
     loader = _operator(node) or loaded(node.host, "nvidia-uvm")
     if loader:

@@ -205,7 +205,7 @@ def mig_cdi_stale(node: Node) -> Verdict:
     """The MIG devices changed after this file was written, which gave them new UUIDs. Engines then report
     'unresolvable CDI devices', or give a container a MIG device that no longer exists.
     """
-    specs = [spec for spec in node.cdi_specs if spec.serves_gpus]
+    specs = node.gpu_specs
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
     if not specs or not gpus:
         return skip("no CDI specification for GPUs exists" if not specs else "this node has no MIG devices")

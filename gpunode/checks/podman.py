@@ -47,7 +47,7 @@ def podman_cdi(node: Node) -> Verdict:
             return ok(f"podman {release} doesn't support CDI and gets GPUs through an OCI hook")
         text = f"podman {release} doesn't support CDI, which was added in {tables.first('podman', 'cdi')}"
         return fail(text, seen(node.podman.binary or "podman", release))
-    specs = [spec.path for spec in node.cdi_specs if spec.serves_gpus]
+    specs = [spec.path for spec in node.gpu_specs]
     try:
         directories = _directories(node.podman_files, node.podman.version)
     except ConfigError:

@@ -226,6 +226,10 @@ def in_order(findings: tuple[Finding, ...]) -> list[Finding]:
     return sorted(_causes_first(findings), key=lambda finding: finding.id != identifier)
 
 
+def _first_finding(findings: tuple[Finding, ...]) -> Finding | None:
+    return next((finding for finding in findings if finding.id == first(findings)), None)
+
+
 def _causes_first(findings: tuple[Finding, ...]) -> list[Finding]:
     """As `_ordered`, but a finding comes after those that its check is blocked by: a warning doesn't block
     a check, but its fix may still change what the check sees."""
@@ -503,8 +507,7 @@ class NextStep:
 def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextStep, ...]:
     """All steps of the first fix in their order, from the drain to the next run of the doctor and the
     uncordon."""
-    identifier = first(findings)
-    finding = next((finding for finding in findings if finding.id == identifier), None)
+    finding = _first_finding(findings)
     if finding is None or finding.fix[0].command == ON_HOST:
         return ()
     fix, name = finding.fix[0], node.name or "NODE"
@@ -553,8 +556,7 @@ def _lines(step: NextStep) -> Iterator[Text]:
 
 def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     """The steps of the first fix: the end of a long page is enough."""
-    identifier = first(findings)
-    finding = next((finding for finding in findings if finding.id == identifier), None)
+    finding = _first_finding(findings)
     if finding is None:
         return
     yield Text("")

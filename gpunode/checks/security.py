@@ -8,7 +8,7 @@ from gpunode.checks import driver_packages, fixes
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.fixes import MOUNTS_EVERYWHERE, everywhere, set_plugin_variable
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
-from gpunode.checks.toolkit import upgrade
+from gpunode.checks.toolkit import OPERATOR_UPGRADE, upgrade
 from gpunode.errors import DaemonError
 from gpunode.facts.docker import addresses, verifies_clients
 from gpunode.facts.driver import (
@@ -239,13 +239,11 @@ def cap_profiling(node: Node) -> Verdict:
 
 # Fixes for a vulnerable driver on this node: a fixed release from the same source.
 
-_OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
-
 
 def driver_upgrade(node: Node, fixed_in: str) -> Fix:
     """Upgrade to release `fixed_in` or later; the plan keeps the current branch while it gets fixes."""
     if TRAITS["operator-driver"].holds(node):
-        return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
+        return OPERATOR_UPGRADE
     if version_numbers(node.next_version) >= version_numbers(fixed_in):
         return fixes.REBOOT.other
     return driver_packages.install_driver(node)

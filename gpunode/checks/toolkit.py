@@ -43,14 +43,17 @@ from gpunode.host.process import COMMAND_NOT_FOUND
 # Fixes for this node's toolkit: upgrades come from its own source, settings go into its own file.
 
 OPERATOR_PLACES = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
-_OPERATOR_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html"
+OPERATOR_UPGRADE = Fix(
+    "follow https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/upgrade.html",
+    needs_root=False,
+)
 
 
 def upgrade(node: Node) -> Fix | None:
     """The GPU operator upgrades its own toolkit; None if the usual remedy applies."""
     programs = node.toolkit.programs.values()
     if programs and all(path.startswith(OPERATOR_PLACES) for path in programs):
-        return Fix(f"follow {_OPERATOR_GUIDE}", needs_root=False)
+        return OPERATOR_UPGRADE
     return None
 
 
@@ -109,9 +112,7 @@ def toolkit_missing(node: Node) -> Verdict:
         return skip("this node has no container engine that would use it")
     if node.docker is not None and node.docker.manager == "snap" and docker_role(node).used:
         return skip("Docker is a snap with its own toolkit: see docker-snap")
-    alone = [
-        spec for spec in node.cdi_specs if spec.serves_gpus and all(map(node.host.executable, spec.hooks))
-    ]
+    alone = [spec for spec in node.gpu_specs if all(map(node.host.executable, spec.hooks))]
     if alone:
         hooks = ", ".join(alone[0].hooks) or "no hooks"
         return ok(
@@ -371,7 +372,8 @@ def cli_user(node: Node) -> str:
     docker = node.docker if docker_role(node).used else None
     if docker is not None and docker.user:
         docker = None
-    if docker and docker.version and docker.version < gate("docker", "gpus-by-cdi") and _hook_allowed(node):
+    allowed = str(settings.value(MODE)) != "cdi"  # the hook refuses to run in this mode
+    if docker and docker.version and docker.version < gate("docker", "gpus-by-cdi") and allowed:
         return f"Docker {docker.release} runs nvidia-container-cli for --gpus"
     if toolkit_runtime_mode(settings, node.toolkit.version) != "legacy":
         return ""
@@ -380,15 +382,8 @@ def cli_user(node: Node) -> str:
     return ""
 
 
-def _hook_allowed(node: Node) -> bool:
-    """The hook refuses to run if the mode is cdi."""
-    return str(node.toolkit_settings.value(MODE)) != "cdi"
-
-
 # what dockerd searches on its own PATH when it starts, for --gpus
 _HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
-# the GPU operator's, which gives Docker the absolute path of a runtime instead
-_OPERATOR = ("/usr/local/nvidia/toolkit/", "/run/nvidia/toolkit/")
 _CLI = "nvidia-container-cli"
 _CLI_SECONDS = 15.0
 _SLOW = "driver rpc error: timed out"
@@ -433,7 +428,7 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
         return skip("dockerd's PATH is unknown")
     places = path.split(":")
     hooks = {name: node.toolkit.programs[name] for name in _HOOKS if name in node.toolkit.programs}
-    if all(path.startswith(_OPERATOR) for path in hooks.values()):
+    if all(path.startswith(OPERATOR_PLACES) for path in hooks.values()):
         return skip("the toolkit has no hook that Docker would use")
     if any(node.host.executable(f"{place}/{name}") for place in places for name in _HOOKS):
         return ok("dockerd finds the toolkit in its PATH")
@@ -481,7 +476,7 @@ def hook_conflict(node: Node) -> Verdict:
     directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *_podman_directories(node)))
     hooks = nvidia_hooks(node.host, directories)
     # the others make the hook skip their containers
-    specs = [spec for spec in node.cdi_specs if spec.serves_gpus and not spec.stills_toolkit]
+    specs = [spec for spec in node.gpu_specs if not spec.stills_toolkit]
     if not hooks:
         return ok("no OCI hook adds GPUs to containers")
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]

@@ -24,7 +24,7 @@ from gpunode.host.files import SMALL_BYTES
 
 if TYPE_CHECKING:
     from gpunode.facts.node import Node
-    from gpunode.gpu.model import Gpu, Inventory
+    from gpunode.gpu.model import Gpu
     from gpunode.gpu.vectoradd import Answer
 
 
@@ -257,21 +257,16 @@ def requested_release(node: Node) -> RequestedRelease | None:
     return RequestedRelease(built, f"CUDA_VERSION of {node.questions.image}") if built else None
 
 
-def inventory(node: Node) -> Inventory | None:
-    """What NVML lists; None if it doesn't answer, or lists nothing."""
-    return node.nvml.inventory
-
-
 def driver_version(node: Node) -> str:
     """The loaded driver, ``550.54.14``; empty if unknown. WSL2 has no module to read."""
-    known = inventory(node) if node.module is None else None
+    known = node.nvml.inventory if node.module is None else None
     version = node.module.version if node.module else (known.driver_version if known else "")
     return version if version_numbers(version) else ""
 
 
 def driver_cuda(node: Node) -> tuple[int, int] | None:
     """The newest CUDA that the driver offers: reported by NVML, else from the table."""
-    known = inventory(node)
+    known = node.nvml.inventory
     reported = release_of(known.cuda_version) if known else None
     version = driver_version(node)
     return reported or (newest_of(version) if version else None)
@@ -295,7 +290,7 @@ class Judged:
 
 def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Judged, ...]:
     """Every requirement on every GPU. ValueError for an invalid expression."""
-    known = inventory(node)
+    known = node.nvml.inventory
     facts: dict[str, tuple[str, ...]] = {}
     if driver_version(node):
         facts["driver"] = (driver_version(node),)

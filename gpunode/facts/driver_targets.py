@@ -47,13 +47,8 @@ def repository_lines(node: Node) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def module_for(node: Node) -> str:
-    """The only kernel module that supports the GPUs here: open, proprietary, or empty for either."""
-    return module_for_gpus(node.gpus)
-
-
 def module_for_gpus(gpus: tuple[PciGpu, ...]) -> str:
-    """Like `module_for`."""
+    """The only kernel module that supports them: open, proprietary, or empty for either."""
     if last_branch_for(gpus):
         return "proprietary"
     rows = (driver.supports(gpu.device_id) for gpu in gpus if not gpu.for_vms)

@@ -38,7 +38,7 @@ def keeper(node: Node, besides: str = "") -> str:
     """What restores the instances after a reboot: a unit, a process or a file; empty if nothing does.
     `besides` is a unit to ignore."""
     unit = node.units.get(UNIT)
-    if unit is not None and (unit.at_boot or unit.file == "static"):
+    if unit is not None and unit.may_start_at_boot:
         return UNIT
     process = manager(node)
     if process:

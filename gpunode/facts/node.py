@@ -62,7 +62,7 @@ from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toolkit import Settings, read_settings
-from gpunode.facts.topic import Stuck, topic
+from gpunode.facts.topic import topic
 from gpunode.facts.workloads import Container, DeviceRule, containers, device_rules
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.gpu.nvml_health import Condition
@@ -410,6 +410,11 @@ class Node:
     def cdi_specs(self) -> tuple[CdiSpec, ...]:
         return nvidia_specs(self.host)
 
+    @property
+    def gpu_specs(self) -> tuple[CdiSpec, ...]:
+        """Those of the CDI specifications that add GPUs."""
+        return tuple(spec for spec in self.cdi_specs if spec.serves_gpus)
+
     @topic
     def docker(self) -> Daemon | None:
         return find_docker(self.host)
@@ -474,19 +479,8 @@ class Node:
 
     @topic
     def units(self) -> Mapping[str, UnitState]:
-        """By name, those of `unit_states.UNITS`; one that isn't in it is unknown. A systemd that hangs is
-        waited for once."""
-        if self._units_hang:
-            raise Stuck(self._units_hang[0])
-        try:
-            return read_unit_states(self.host)
-        except Stuck as error:
-            self._units_hang.append(error.message)
-            raise
-
-    @topic
-    def _units_hang(self) -> list[str]:
-        return []
+        """By name, those of `unit_states.UNITS`; one that isn't in it is unknown."""
+        return read_unit_states(self.host)
 
     @topic
     def switches(self) -> tuple[NvSwitch, ...]:

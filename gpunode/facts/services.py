@@ -62,6 +62,10 @@ class UnitState:
         """Whether the next boot starts it by itself. Another unit may start a static one."""
         return self.file in ("enabled", "enabled-runtime", "linked-runtime", "alias", "generated")
 
+    @property
+    def may_start_at_boot(self) -> bool:
+        return self.at_boot or self.file == "static"
+
     def __str__(self) -> str:
         words = (f"{self.active} ({self.sub})" if self.sub else self.active, self.file, self.result)
         return ", ".join(word for word in words if word not in ("", "success")) or self.load

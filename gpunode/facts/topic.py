@@ -2,7 +2,7 @@
 
 Unlike with functools.cached_property a hanging read is waited for only once: if one thread hangs inside a
 topic (a stuck file system, a process table that blocks), the next caller gets an error at once, and so does
-one that asks a daemon that didn't answer before.
+one that asks a daemon or a program that didn't answer before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class topic(Generic[_Value]):
     def __get__(self, node: object | None, owner: type[Any]) -> topic[_Value] | _Value:
         if node is None:
             return self
-        failed: dict[str, DaemonError] = node.__dict__.setdefault(_FAILED, {})
+        failed: dict[str, GpunodeError] = node.__dict__.setdefault(_FAILED, {})
         if self._name in failed:
             raise failed[self._name]
         busy: dict[str, int] = node.__dict__.setdefault(_BUSY, {})
@@ -54,6 +54,10 @@ class topic(Generic[_Value]):
             value = node.__dict__[self._name] = self._read(node)
         except DaemonError as error:
             failed[self._name] = error
+            raise
+        except Stuck as error:
+            if error.first:
+                failed[self._name] = Stuck(error.message)
             raise
         finally:
             del busy[self._name]

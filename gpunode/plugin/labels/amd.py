@@ -23,7 +23,7 @@ from gpunode.gpu.amd import (
     text_of,
 )
 from gpunode.host import Host
-from gpunode.plugin.labels.model import Labels, label_value, made
+from gpunode.plugin.labels.model import Labels, boolean, label_value, made
 
 _DOMAIN, _BETA = "amd.com/gpu", "beta.amd.com/gpu"
 _OF_THE_DRIVER = (
@@ -86,17 +86,13 @@ def _kinds(cards: Sequence[Card], driver: Driver) -> Iterator[tuple[str, list[st
     partitions = [card.partition for card in cards if card.partition]
     if len(set(partitions)) == 1:
         yield "compute-memory-partition", partitions
-    yield "compute-partitioning-supported", [_bool(driver.compute_partitions)] * len(cards)
-    yield "memory-partitioning-supported", [_bool(driver.memory_partitions)] * len(cards)
+    yield "compute-partitioning-supported", [boolean(driver.compute_partitions)] * len(cards)
+    yield "memory-partitioning-supported", [boolean(driver.memory_partitions)] * len(cards)
 
 
 def _gigabytes(size: int) -> str:
     """Rounded, a half upwards: an APU's 512 MiB are 1G."""
     return f"{((size >> 20) + 512) // 1024}G"
-
-
-def _bool(true: bool) -> str:
-    return "true" if true else "false"
 
 
 def _word(text: str) -> str:

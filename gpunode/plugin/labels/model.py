@@ -45,6 +45,10 @@ def sanitised(text: str) -> str:
     return "-".join(_STRANGE.sub("", " ".join(text.split())).split())
 
 
+def boolean(true: bool) -> str:
+    return "true" if true else "false"
+
+
 def label_value(text: str) -> str:
     """The nearest valid label value: at most 63 characters, a letter or digit at both ends."""
     return sanitised(text).strip(_EDGES)[:_LONGEST].strip(_EDGES)

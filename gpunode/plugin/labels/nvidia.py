@@ -18,7 +18,7 @@ from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, inventory_from_json
 from gpunode.host import Host
 from gpunode.plugin.config.settings import LabelSettings, Settings
-from gpunode.plugin.labels.model import TIMESTAMP, UNKNOWN_DRIVER, Labels, Machine, made, sanitised
+from gpunode.plugin.labels.model import TIMESTAMP, UNKNOWN_DRIVER, Labels, Machine, boolean, made, sanitised
 from gpunode.plugin.model import Plan, Unit, deselected, ruled_name
 from gpunode.plugin.nvidia.platform import ONE_DEVICE, TEGRA, platform_of
 from gpunode.plugin.nvidia.resources import DISPLAY_ONLY, GPU, MIG, cut, mig_name
@@ -291,16 +291,14 @@ def _keyed(what: str, parts: Sequence[tuple[str, str]]) -> Iterator[tuple[str, s
 
 def _capabilities(settings: Settings, gpus: Sequence[Gpu]) -> dict[str, str]:
     labels = {
-        "nvidia.com/mig.capable": _word(any(gpu.mig_capable for gpu in gpus)),
-        "nvidia.com/mps.capable": _word(settings.shares_by_mps and not any(gpu.mig_enabled for gpu in gpus)),
+        "nvidia.com/mig.capable": boolean(any(gpu.mig_capable for gpu in gpus)),
+        "nvidia.com/mps.capable": boolean(
+            settings.shares_by_mps and not any(gpu.mig_enabled for gpu in gpus)
+        ),
     }
     if settings.mig_strategy != "none":
         labels["nvidia.com/mig.strategy"] = settings.mig_strategy
     return labels
-
-
-def _word(true: bool) -> str:
-    return "true" if true else "false"
 
 
 def _mode(inventory: Inventory, gpus: Sequence[Gpu], machine: Machine) -> str:
@@ -322,7 +320,7 @@ def _clique(gpus: Sequence[Gpu]) -> Mapping[str, str]:
 def _vgpu(machine: Machine) -> dict[str, str]:
     if machine.vgpu is None:
         return {}
-    labels = {"nvidia.com/vgpu.present": _word(machine.vgpu)}
+    labels = {"nvidia.com/vgpu.present": boolean(machine.vgpu)}
     if machine.vgpu:
         values = zip(("version", "branch"), machine.host_driver, strict=True)
         labels |= {f"nvidia.com/vgpu.host-driver-{name}": text for name, text in values}
