@@ -20,6 +20,7 @@ from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
 from gpunode.output.render import plain_lines
+from tests.memory import temporary
 from tests.silent import SilentProgress
 
 
@@ -315,11 +316,19 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.fixture(scope="module", params=names())
+def diagnosed(request):
+    """A recorded machine and the doctor's result on it, once for all tests of the machine."""
+    questions = Questions(**options(request.param))
+    with temporary("gpunode-test-") as root:
+        host = recorded_host(request.param, root)
+        yield Node(host, questions), doctor.run(host, SilentProgress(), questions=questions)
+
+
 @pytest.mark.full
-def test_no_offered_command_contradicts_its_machine(name, tmp_path):
-    node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
-    offered = [(finding.id, fix.command) for finding in run_checks(node) for fix in finding.fix]
+def test_no_offered_command_contradicts_its_machine(diagnosed):
+    node, result = diagnosed
+    offered = [(finding.id, fix.command) for finding in result.data.findings for fix in finding.fix]
     mistakes = [
         (check, command, mistake)
         for check, command in offered
@@ -329,11 +338,10 @@ def test_no_offered_command_contradicts_its_machine(name, tmp_path):
     assert mistakes == []
 
 
-@pytest.mark.parametrize("name", names())
 @pytest.mark.full
-def test_page_has_one_first_step(name, tmp_path):
+def test_page_has_one_first_step(diagnosed):
     """The page's own data agrees, and a reboot is first only if it breaks nothing."""
-    result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
+    _, result = diagnosed
     lines = [line for block in result.blocks for line in plain_lines(block)]
     by_id = {finding.id: finding for finding in result.data.findings}
     chosen = by_id.get(result.data.first)
