@@ -140,7 +140,7 @@ def setup(
 ) -> Result:
     """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do.
 
-    Needs root (not with --dry-run), the driver, and NVIDIA's toolkit unless --cdi or --kubernetes is given.
+    Needs root (except with --dry-run), the driver, and NVIDIA's toolkit (not with --cdi or --kubernetes).
 
     sudo gpunode setup --runtime containerd
 
