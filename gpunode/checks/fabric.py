@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes, health
-from gpunode.checks.finding import RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS, Evidence, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
@@ -574,7 +574,11 @@ def vgpu_driver_mismatch(node: Node) -> Verdict:
     title="GPUs with confidential computing accept work",
     severity="warning",
     looks_at="the state of confidential computing in NVML, and whether the GPUs are set to ready.",
-    remedy=fixes.everywhere("nvidia-smi conf-compute -srs 1"),
+    remedy=fixes.everywhere(
+        "nvidia-smi conf-compute -srs 1",
+        before="First attest the GPUs: with this setting they accept work, whether attested or not",
+        disturbs=DISRUPTS_NOTHING,
+    ),
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=HOST,
     refs=("https://docs.nvidia.com/confidential-computing/",),

@@ -246,6 +246,16 @@ def test_node_is_drained_before_its_cgroup_driver_changes(name, engine, tmp_path
     assert steps[-2] == "  3. gpunode doctor" and steps[-1].startswith("  4. kubectl uncordon ")
 
 
+def test_confidential_gpus_are_attested_before_they_accept_work(tmp_path):
+    lines = page("cc-mode", tmp_path)
+    at = lines.index("Fix first, as root: cc-mode")
+    assert lines[at + 1 : at + 4] == [
+        "  First attest the GPUs: with this setting they accept work, whether attested or not",
+        "  1. nvidia-smi conf-compute -srs 1",
+        "     (disrupts nothing that runs)",
+    ]
+
+
 def test_few_allocatable_gpus_are_counted_against_those_of_the_node(tmp_path):
     lines = page("allocatable-fewer-suse", tmp_path)
     assert "WARN allocatable-zero: the kubelet can allocate only 3 of this node's 4 GPUs" in lines
