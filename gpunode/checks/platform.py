@@ -153,6 +153,11 @@ FLATCAR_TOOLKIT = (
     "https://extensions.flatcar.org/extensions/nvidia-runtime.conf && "
     "/usr/lib/systemd/systemd-sysupdate -C nvidia-runtime update && systemd-sysext refresh",
 )
+# systemd-sysext(8): refresh unmounts all extensions for a moment
+FLATCAR_EFFECT = (
+    "for a moment /usr lacks all system extensions, such as Docker's: containers that start then fail, "
+    "running ones continue"
+)
 
 
 # Systems with rules of their own: WSL, Jetson, LXC, and those without package installation.

@@ -13,7 +13,7 @@ from gpunode.checks import driver_packages, fixes
 from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
 from gpunode.checks.finding import REPLACES_DRIVER, Fix
 from gpunode.checks.fixes import SUSE_LIBRARIES, SUSE_MODULE
-from gpunode.checks.platform import FLATCAR_TOOLKIT, OTHER_WHOLE, RESTART_WSL, WHOLE
+from gpunode.checks.platform import FLATCAR_EFFECT, FLATCAR_TOOLKIT, OTHER_WHOLE, RESTART_WSL, WHOLE
 from gpunode.checks.toolkit import then_register
 from gpunode.errors import GpunodeError
 from gpunode.facts.node import Node
@@ -124,6 +124,8 @@ def _of_image(node: Node, fix: Fix) -> Fix:
 
 def _packages(command: str) -> Fix:
     everything = command.startswith("pacman -Syu")
+    if command == FLATCAR_TOOLKIT[1]:
+        return Fix(command, disruptive="restart", effect=FLATCAR_EFFECT)
     return Fix(command, before="pacman -Syu upgrades every package of this system" if everything else "")
 
 

@@ -476,7 +476,8 @@ BESIDE = {
     "driver-two-installs": ("GPU programs that start before the reboot fail", ""),
     "driver-upgrade-pending": ("GPU programs that start before the reboot fail", ""),
     "flatcar-without-toolkit": (
-        "",
+        "for a moment /usr lacks all system extensions, such as Docker's: containers that start then fail, "
+        "running ones continue",
         "Then register its runtime, which reloads or restarts the container engine:\n"
         "gpunode configure-runtime --runtime containerd",
     ),
