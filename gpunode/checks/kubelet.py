@@ -21,7 +21,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import seen_unit, start
+from gpunode.checks.units import ENDS_EVICTED, seen_unit, start
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import kubelet
 from gpunode.facts.device_plugins import plugin_answers
@@ -390,8 +390,9 @@ def _crictl(node: Node) -> str:
     remedy=everywhere(
         r"swapoff --all && sed -i.bak '/\sswap\s/s/^/# /' /etc/fstab && systemctl restart kubelet",
         "restart",
-        note="The second command keeps swap off after a reboot",
-        effect="starts the kubelet",
+        note="The second command keeps swap off after a reboot. If swapoff fails for lack of memory, "
+        "first stop what uses it",
+        effect=f"starts the kubelet, which {ENDS_EVICTED}",
     ),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu",),
