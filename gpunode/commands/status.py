@@ -55,7 +55,7 @@ def blocks(data: RuntimeStatus) -> tuple[Block, ...]:
 
 
 def _overview(data: RuntimeStatus) -> Table:
-    columns = ("ENGINE", "VERSION", "STATE", "DEFAULT", "CDI", "AGREES", "USED BY")
+    columns = ("ENGINE", "VERSION", "STATE", "DEFAULT", "CDI", "FILES ACTIVE", "USED BY")
     return Table(columns, tuple(_line(engine) for engine in data.engines))
 
 
@@ -80,7 +80,7 @@ def _line(engine: EngineStatus) -> tuple[Cell | str, ...]:
 
 def _agrees(engine: EngineStatus) -> Cell:
     if engine.problem:
-        return Cell("file is broken" if engine.readable else "only root knows", Style.WARN)
+        return Cell("file is broken" if engine.readable else "needs root", Style.WARN)
     if engine.drift:
         return Cell(f"no, {many(len(engine.drift), 'difference')}", Style.WARN)
     return Cell("not queried", Style.DIM) if engine.silence else Cell("yes", Style.GOOD)
@@ -115,7 +115,7 @@ def _engine(engine: EngineStatus) -> Iterator[Block]:
 def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:
     for file in engine.files:
         if not file.exists:
-            yield f"  {file.path}", Cell("(not there)", Style.DIM)
+            yield f"  {file.path}", Cell("(missing)", Style.DIM)
             continue
         edited = ", edited since" if file.edited else ""
         copy = ", a copy of the whole section" if file.generated_copy else ""
@@ -125,7 +125,7 @@ def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:
 def _handler(handler: StatusHandler) -> tuple[Cell | str, ...]:
     program: Cell | str = handler.path or "-"
     if handler.program_exists is False:
-        program = Cell(f"{handler.path} (not there)", Style.BAD)
+        program = Cell(f"{handler.path} (missing)", Style.BAD)
     return f"  {handler.name}", program, handler.file or "-", _YES[handler.active]
 
 

@@ -85,6 +85,7 @@ def test_daemon_with_unread_changes_has_drift(tmp_path: Path, machine: str, name
     assert (drift["kind"], drift["subject"], drift["fix"]) == ("not-active", "nvidia", fix)
     ran = gpunode("status", "runtime", "--root", str(root))
     assert f"  do: {fix}\n" in ran.out and "no, 1 difference" in ran.out
+    assert ran.out.splitlines()[0].endswith("CDI  FILES ACTIVE      USED BY")
 
 
 def test_broken_file_is_named_and_the_running_configuration_still_shown(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_missing_runtime_program_is_marked(node: Path) -> None:
     (node / "usr/bin/nvidia-container-runtime").unlink()
     handlers = engines(node)["containerd"]["handlers"]
     assert {one["name"]: one["programExists"] for one in handlers} == {"runc": None, "nvidia": False}
-    assert "nvidia-container-runtime (not there)" in gpunode("status", "runtime", "--root", str(node)).out
+    assert "nvidia-container-runtime (missing)" in gpunode("status", "runtime", "--root", str(node)).out
 
 
 @pytest.mark.parametrize(
