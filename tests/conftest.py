@@ -5,11 +5,16 @@ GPUNODE_TEST_NEW_EXAMPLES set new ones are drawn. No example has a deadline, and
 the load of a busy machine says nothing about gpunode.
 """
 
+import gc
 import os
 import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Collected tests live as long as the process. Searching them for garbage is a quarter of the time that
+# collecting them takes.
+gc.disable()
 
 # a shell starts background jobs with SIGINT ignored, and every child inherits that
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run each parametrized test with its first parameters only: what a test reads from this machine"
         " depends on its code",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
