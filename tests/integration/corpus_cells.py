@@ -59,13 +59,14 @@ class Judge(Protocol):
 
 @dataclass
 class Cell:
-    """A case on a release, in a directory of its own."""
+    """A case on a release, in a directory of its own. gpunode finds the programs in `others` first."""
 
     judge: Judge
     cli: ForkedCli
     case: Case
     variant: str
     directory: Path
+    others: Path
     end: str = ""
     complaints: list[str] = field(default_factory=list)
 
@@ -109,7 +110,10 @@ class Cell:
         argv += ["--no-restart", "--socket", str(self.directory / "none.sock"), "-o", "json", *options]
         if verb == "configure-runtime":
             argv += ["--nvidia-runtime-path", str(self.program)]
-        environ = {"GPUNODE_STATE_DIR": str(self.directory / state), "PATH": self.judge.path}
+        environ = {
+            "GPUNODE_STATE_DIR": str(self.directory / state),
+            "PATH": f"{self.others}:{self.judge.path}",
+        }
         return self.cli.run(*argv, env=environ)
 
     def files(self) -> Files:
