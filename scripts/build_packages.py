@@ -280,7 +280,8 @@ def deb(root: Path, output: Path, version: str) -> Path:
     for name, text in scripts.items():
         write(root / f"DEBIAN/{name}", text, 0o755)
     package = output / f"gpunode_{version}_amd64.deb"
-    run("dpkg-deb", "--root-owner-group", "-Zxz", "-z1", "--build", root, package)
+    # dpkg of Debian 12 and Ubuntu 22.04, the oldest with a supported Python, unpacks it
+    run("dpkg-deb", "--root-owner-group", "-Zzstd", "-z6", "--build", root, package)
     shutil.rmtree(root / "DEBIAN")
     return package
 
