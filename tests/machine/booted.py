@@ -31,9 +31,11 @@ from tests.integration.verify_support import GPUS
 SCENARIO = replace(GPUS, driver="580.173.02", cuda=13000)
 """Two H100 with a driver that has no known faults."""
 BOOT_SECONDS = 120.0
+SPACE = 4 << 30
+"""Bytes that the files of a few machines need at most; see tests/memory.py."""
 SHARED = "/srv/machine"
 """Where the machine has what `Machine.shared` holds here."""
-PACKAGES = f"{SHARED}/dist"
+PACKAGES = "/srv/dist"
 """What `make dist` makes, on a machine that was installed without gpunode."""
 CHECKOUT, WHEELS = "/srv/gpunode", "/srv/wheels"
 _RESTART = 133
@@ -88,6 +90,8 @@ class Machine:
     suite: str
     layers: Sequence[Path]
     place: Path
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+    """Directories here that it may read, by their paths there."""
     scenario: Scenario = SCENARIO
     name: str = field(default_factory=lambda: f"gpunode-test-{uuid.uuid4().hex[:12]}")
     hostname: str = "gpu1"
@@ -163,6 +167,7 @@ class Machine:
             *(f"--bind={self.shared}:{SHARED}", f"--bind-ro={REPOSITORY}:{CHECKOUT}"),
             # images are unpacked here: an overlay can't be mounted on an overlay
             *(f"--bind={self.place / name}:/var/lib/{name}" for name in ("docker", "containerd")),
+            *(f"--bind-ro={path}:{target}" for target, path in self.mounts.items()),
             *(f"--bind-ro={wheels(self.suite)}:{WHEELS}", f"{SHARED}/init"),
         ]
         with (self.place / "console").open("ab") as console:
@@ -221,11 +226,6 @@ class Machine:
             _, directory, kind, *_ = hierarchy.split()
             if kind in ("cgroup", "cgroup2"):
                 _remove_cgroups(Path(directory) / self.name)
-
-    def remove(self) -> None:
-        """Power it off and remove its files."""
-        self.kill()
-        shutil.rmtree(self.place)
 
     def console(self) -> str:
         return (self.place / "console").read_text(errors="replace")[-4000:]

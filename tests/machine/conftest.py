@@ -14,8 +14,9 @@ from fixtures.newer_engines import Unavailable
 from fixtures.stubs import have_compiler
 from tests.dist import dist
 from tests.integration.conftest import refuse_for
-from tests.machine.booted import Machine
+from tests.machine.booted import PACKAGES, SPACE, Machine
 from tests.machine.readme import install_commands
+from tests.memory import temporary
 
 __all__ = ["dist"]
 SUITES = os.environ.get("GPUNODE_TEST_SUITES", " ".join(PYTHONS)).split()
@@ -49,42 +50,43 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def bare(suite: str, dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def bare(suite: str, dist: Path) -> Iterator[Machine]:
     """A booted machine with the driver and the engines, without gpunode."""
-    machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"bare-{suite}"))
-    machine.prepare()
-    shutil.copytree(dist, machine.shared / "dist", copy_function=os.link)
-    try:
-        machine.boot()
-        machine.sh("useradd --create-home ada")
-        yield machine
-    finally:
-        machine.remove()
+    with temporary("gpunode-bare-", SPACE) as place:
+        machine = Machine(suite, (base(suite),), place, {PACKAGES: dist})
+        machine.prepare()
+        try:
+            machine.boot()
+            machine.sh("useradd --create-home ada")
+            yield machine
+        finally:
+            machine.kill()
 
 
 @pytest.fixture(scope="session")
-def installed(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def installed(suite: str) -> Iterator[Machine]:
     """A machine, powered off, on which gpunode was installed with README's commands."""
-    machine = Machine(suite, (base(suite),), tmp_path_factory.mktemp(f"installed-{suite}"))
-    machine.prepare()
-    try:
-        machine.boot()
-        machine.sh("useradd --create-home ada && useradd --create-home ben")
-        for command in install_commands():
-            machine.sh(f"cd /srv/gpunode && {command}")
-        machine.power_off()
-        yield machine
-    finally:
-        machine.remove()
+    with temporary("gpunode-installed-", SPACE) as place:
+        machine = Machine(suite, (base(suite),), place)
+        machine.prepare()
+        try:
+            machine.boot()
+            machine.sh("useradd --create-home ada && useradd --create-home ben")
+            for command in install_commands():
+                machine.sh(f"cd /srv/gpunode && {command}")
+            machine.power_off()
+            yield machine
+        finally:
+            machine.kill()
 
 
 @pytest.fixture(scope="module")
-def machine(installed: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(installed: Machine) -> Iterator[Machine]:
     """A booted machine with the driver, containerd, docker and gpunode; nothing is configured."""
-    place: Path = tmp_path_factory.mktemp(f"machine-{installed.suite}")
-    booted = Machine(installed.suite, (installed.upper, *installed.layers), place)
-    try:
-        booted.boot()
-        yield booted
-    finally:
-        booted.remove()
+    with temporary("gpunode-machine-", SPACE) as place:
+        booted = Machine(installed.suite, (installed.upper, *installed.layers), place)
+        try:
+            booted.boot()
+            yield booted
+        finally:
+            booted.kill()

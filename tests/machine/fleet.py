@@ -95,7 +95,7 @@ def booted_fleet(suite: str, place: Path) -> Iterator[Fleet]:
         stack.callback(network.close)
         for number, name in enumerate(NAMES, start=FIRST):
             machine = Machine(suite, (common.upper, *common.layers), place / name, hostname=name)
-            stack.callback(machine.remove)
+            stack.callback(machine.kill)
             host = _key(place / f"{name}-key")
             write_files(
                 {

@@ -21,10 +21,11 @@ from gpunode import __version__
 from tests.ansible.controller import require_ansible
 from tests.cli import Ran
 from tests.dist import BUNDLE, NEXT
-from tests.machine.booted import SCENARIO, SHARED, apt
+from tests.machine.booted import SCENARIO, SHARED, SPACE, apt
 from tests.machine.conftest import SUITES
 from tests.machine.fleet import NAMES, Fleet, booted_fleet, changes, recap
 from tests.machine.test_kubernetes import UNIT, becomes, node_with_kubelet
+from tests.memory import temporary
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.parametrize("suite", SUITES[:1], indirect=True)
@@ -39,9 +40,9 @@ CRI_TABLE = '[plugins."io.containerd.grpc.v1.cri"]\n'
 
 
 @pytest.fixture(scope="module")
-def fleet(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(suite: str) -> Iterator[Fleet]:
     require_ansible()
-    with booted_fleet(suite, tmp_path_factory.mktemp("fleet")) as nodes:
+    with temporary("gpunode-fleet-", SPACE) as place, booted_fleet(suite, place) as nodes:
         yield nodes
 
 

@@ -37,6 +37,8 @@ def test_rpm_has_the_files_of_the_deb(tmp_path: Path) -> None:
 # rpm in a Debian root, in which no rpm database names python3: hence --nodeps
 _RPM_ROOT = """\
 set -e
+mount -t tmpfs tmpfs $2
+mkdir $2/upper $2/work $2/root
 mount -t overlay -o lowerdir=$1,upperdir=$2/upper,workdir=$2/work overlay $2/root
 cd $2/root
 rpm() { command rpm --root "$PWD" --dbpath /var/lib/rpm "$@"; }
@@ -60,8 +62,6 @@ find . -xdev -name '*gpunode*'
 
 @pytest.mark.skipif(shutil.which("rpmbuild") is None, reason="rpmbuild is not installed")
 def test_rpm_installs_is_repaired_upgrades_and_goes(suite: str, dist: Path, tmp_path: Path) -> None:
-    for name in ("upper", "work", "root"):
-        (tmp_path / name).mkdir()
     packages = [dist / f"gpunode-{version}-1.x86_64.rpm" for version in (__version__, NEXT)]
     unshare = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _RPM_ROOT, "sh")
     argv = [*unshare, *map(str, (base(suite), tmp_path, *packages))]
