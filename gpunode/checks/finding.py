@@ -141,7 +141,7 @@ REPLACES_DRIVER = "GPU programs that start before the reboot fail"
 BY_RUNTIME = {"docker": LOADS_DOCKER, "containerd": RESTARTS_CONTAINERD, "crio": RESTARTS_CRIO}
 
 
-def disturbance(fix: Fix, node: Node | None = None) -> str:
+def effect_of(fix: Fix, node: Node | None = None) -> str:
     """What a fix disturbs, its own `effect` if it has one; empty for nothing. Without a `node` nothing is
     known of its Docker."""
     if fix.effect or fix.disruptive == "none":

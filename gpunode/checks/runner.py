@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
-from gpunode.checks.finding import REPLACES_DRIVER, Finding, FindingStatus, Fix, disturbance
+from gpunode.checks.finding import REPLACES_DRIVER, Finding, FindingStatus, Fix, effect_of
 from gpunode.checks.model import Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.checks.preconditions import fitting, separate_reboot
@@ -61,7 +61,7 @@ def _with_effects(node: Node, finding: Finding) -> Finding:
 
 def _with_effect(node: Node, fix: Fix) -> Fix:
     then = _with_effect(node, fix.then) if fix.then else None
-    return replace(fix, effect=disturbance(fix, node), then=then)
+    return replace(fix, effect=effect_of(fix, node), then=then)
 
 
 @dataclass(frozen=True)

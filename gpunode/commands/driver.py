@@ -433,7 +433,7 @@ def _install(
     job = Job(host, manager, OPERATION, progress, watched, before, context, lock_seconds)
     latest, present = [plan], frozenset(read_packages(host).installed)
 
-    def again() -> DriverPlan:
+    def plan_again() -> DriverPlan:
         latest[0] = made(host, wish, situation)[1]
         return latest[0]
 
@@ -442,7 +442,7 @@ def _install(
             job,
             engine_restart(host, progress),
             lambda: plan.files,
-            lambda run: _install_packages(job, plan, again, run),
+            lambda run: _install_packages(job, plan, plan_again, run),
             lambda run: _remove_additions(job, latest[0], plan, present, run),
         )
     except GpunodeError as error:
@@ -475,12 +475,12 @@ def _undo_commands(
     return tuple(command.text for command in (*commands, *initial.stream_back))
 
 
-def _install_packages(job: Job, plan: DriverPlan, again: Callable[[], DriverPlan], run: Run) -> None:
+def _install_packages(job: Job, plan: DriverPlan, plan_again: Callable[[], DriverPlan], run: Run) -> None:
     """Add the repository and plan again with its packages, then install and check the result."""
     for command in plan.commands[: plan.preparing]:
         run(command)
     if plan.preparing:
-        plan = again()
+        plan = plan_again()
         _require(plan)
         job.progress.info(f"the repository has driver {plan.version}")
     for command in plan.commands[plan.preparing : len(plan.commands) - plan.finishing]:

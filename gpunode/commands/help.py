@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.help_page import WIDTH, HelpCommand, HelpGroup, printed, whole
+from gpunode.commands.help_page import WIDTH, HelpCommand, HelpGroup, printed, unbroken
 from gpunode.commands.session import Session, verb
 from gpunode.commands.variables import commands, variables
 from gpunode.output.result import Result, Text
@@ -37,7 +37,7 @@ def _environment(context: Any, of: str) -> str:
     for command, group in groupby(listed, key=lambda variable: variable.command):
         with formatter.section(f"gpunode {command}" if command else "Every command"):
             rows = [
-                (name, whole(variable.option))
+                (name, unbroken(variable.option))
                 for variable in group
                 for name in (variable.name, *variable.others)
             ]

@@ -49,7 +49,7 @@ VALUES = (
 """Placeholders that mean the same on every page."""
 
 
-def whole(text: str) -> str:
+def unbroken(text: str) -> str:
     """The text with non-breaking hyphens, so that a formatter doesn't break paths and flags, which users
     copy."""
     return text.replace("-", _HYPHEN)
@@ -162,7 +162,7 @@ class HelpPage:
             if paragraph and paragraph not in examples:
                 formatter.write_paragraph()
                 with formatter.indentation():
-                    formatter.write_text(whole(paragraph))
+                    formatter.write_text(unbroken(paragraph))
         if examples:
             with formatter.section("Examples"):
                 for example in examples:
@@ -198,13 +198,13 @@ class HelpPage:
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         if ctx.parent is None:
             with formatter.section("Values"):
-                formatter.write_dl([(name, whole(text)) for name, text in VALUES])
+                formatter.write_dl([(name, unbroken(text)) for name, text in VALUES])
         super().format_epilog(ctx, formatter)  # type: ignore[misc]
         formatter.write_paragraph()
         if ctx.parent is not None:
             formatter.write_text("Global options, such as -o json and --root PATH: gpunode --help")
         if ctx.auto_envvar_prefix and (variables := self._variables(ctx)):
-            formatter.write_text(whole(variables))
+            formatter.write_text(unbroken(variables))
 
     def _variables(self, ctx: Any) -> str:
         """How the variables of the options are named, and what lists them; empty if there are none."""
@@ -245,7 +245,7 @@ def record(option: Any, ctx: Any) -> tuple[str, str] | None:
     names = (
         texts[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
     )
-    text, bracket, extra = whole(texts[1]).rpartition("  [")
+    text, bracket, extra = unbroken(texts[1]).rpartition("  [")
     if not bracket:
         return names, extra
     # a default in words is in parentheses

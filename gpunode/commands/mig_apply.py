@@ -236,7 +236,7 @@ def once(
     unfinished_run = unfinished.load_unfinished(host)
     if (
         unfinished_run is not None
-        and unfinished_run.drained.again
+        and unfinished_run.drained.restart_commands
         and not unfinished.lives(host, unfinished_run)
     ):
         progress.note(
@@ -320,7 +320,7 @@ class _Run:
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, announce=progress.step
         )
         self._keeper = unfinished.Keeper(host, _continuing_arguments(request, labels, selection.label))
-        self._rests = bool(self._keeper.drained.again)  # and must be started again at the end
+        self._rests = bool(self._keeper.drained.restart_commands)  # and must be started again at the end
         self._still = Drained()
 
     def done(self) -> Done:

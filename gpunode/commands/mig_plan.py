@@ -473,7 +473,7 @@ def begun(run: unfinished.Run) -> str:
 
 
 def _stopped(run: unfinished.Run) -> tuple[str, ...]:
-    if not run.drained.again:
+    if not run.drained.restart_commands:
         return ()
     ended = [f"process {pid}" for pid in run.drained.pids]
     names = [name for name in run.drained.names if not name.isdigit()]

@@ -28,7 +28,7 @@ from gpunode.host import Host
 from gpunode.kubernetes import access, changes
 from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import FIELD_MANAGER, ClusterError, Json, NotFound, Patch
-from gpunode.kubernetes.changes import Changed, capacity_patch, patiently, strings, whole, writer_of
+from gpunode.kubernetes.changes import Changed, capacity_patch, patiently, strings, whole_number, writer_of
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.plugin.config.settings import resource_name_problem
 
@@ -305,11 +305,11 @@ def _roll_back(
     if not data.patch:
         return
     written = data.patch[-1].get("value")
-    count = None if before is None else whole(before)
+    count = None if before is None else whole_number(before)
 
     def plan(node: Json) -> Patch:
         now = _amounts(node, resource)[0]
-        is_own = now is not None and written is not None and whole(now) == whole(str(written))
+        is_own = now is not None and written is not None and whole_number(now) == whole_number(str(written))
         return capacity_patch(node, resource, count) if is_own or now == written else ()
 
     try:
@@ -417,7 +417,7 @@ def _amounts(node: Json, resource: str) -> tuple[str | None, str | None]:
 
 
 def _number(amount: str | None) -> str | None:
-    count = None if amount is None else whole(amount)
+    count = None if amount is None else whole_number(amount)
     return amount if count is None else str(count)
 
 

@@ -38,7 +38,7 @@ from gpunode.plugin.model import LeftOut
 if TYPE_CHECKING:
     from gpunode.plugin.config.gke import Left
     from gpunode.plugin.config.resolve import Resolved
-    from gpunode.plugin.config.values import Problem
+    from gpunode.plugin.config.values import ConfigProblem
     from gpunode.plugin.model import Device, Plan
     from gpunode.plugin.serve import PluginService
     from gpunode.plugin.simulate.faults import Fault
@@ -336,7 +336,7 @@ def _translated(host: Host, options: Mapping[str, Any], file: str, foreign: str)
     return translate(host, foreign, file)
 
 
-def _messages(warnings: tuple[Problem, ...]) -> tuple[str, ...]:
+def _messages(warnings: tuple[ConfigProblem, ...]) -> tuple[str, ...]:
     return tuple(warning.text + (f" ({warning.hint})" if warning.hint else "") for warning in warnings)
 
 

@@ -31,9 +31,9 @@ from gpunode.plugin.config.settings import KUBELET_SOCKET, Settings, pod_resourc
 from gpunode.plugin.model import LeftOut, how_to_fix
 from gpunode.plugin.observe.status_file import OwnStatus, PluginSocket, plugin_sockets, read_own_status
 from gpunode.plugin.observe.status_report import (
+    DeviceProblem,
     Known,
     ResourceStatus,
-    Trouble,
     UnitStatus,
     make_report,
     utc_time,
@@ -452,9 +452,9 @@ def _faults(data: PluginStatus) -> Iterator[Block]:
                 yield Text(f"  {source.hint}", Style.COMMAND)
 
 
-def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[Trouble, str], list[UnitStatus]]:
+def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[DeviceProblem, str], list[UnitStatus]]:
     """Faults with the GPUs that have them: a cause that all of them share is reported once."""
-    groups: dict[tuple[Trouble, str], list[UnitStatus]] = {}
+    groups: dict[tuple[DeviceProblem, str], list[UnitStatus]] = {}
     reported = set()
     for unit in units:
         if unit.problem and (unit.index or unit.id, unit.problem.code) not in reported:

@@ -195,13 +195,13 @@ def capacity_patch(node: Json, resource: str, count: int | None) -> list[dict[st
     The kubelet copies it to allocatable at its next status update.
     """
     current = strings(node, ("status", "capacity")).get(resource)
-    if current is not None and whole(current) == count:
+    if current is not None and whole_number(current) == count:
         return []
     value = None if count is None else str(count)
     return map_patch(node, ("status", "capacity"), {resource: value})
 
 
-def whole(quantity: str) -> int | None:
+def whole_number(quantity: str) -> int | None:
     """A number of devices in the API server's form (Kubernetes, resource.Quantity): 1000 is returned as
     ``1k``. None if it isn't a whole number."""
     match = _QUANTITY.fullmatch(quantity)

@@ -256,7 +256,7 @@ class Keeper:
         """
         self._run = replace(self._run, drained=still)
         base = self._run if self._begun and failed else self.earlier or self._run
-        if still.again or (half and (self._begun or self.earlier is not None)):
+        if still.restart_commands or (half and (self._begun or self.earlier is not None)):
             self._write(replace(base, drained=still, process=(0, "")))
         elif self._host.read_text(unfinished_path(self._host)) is not None:
             self._host.remove(unfinished_path(self._host))

@@ -294,7 +294,7 @@ class Drained:
         )
 
     @property
-    def again(self) -> tuple[tuple[str, ...], ...]:
+    def restart_commands(self) -> tuple[tuple[str, ...], ...]:
         """The commands that restart it."""
         return tuple(argv for argv, _ in self.parts())
 

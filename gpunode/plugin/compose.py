@@ -38,7 +38,7 @@ def make_cdi(service: PluginService) -> Part:
     from gpunode.plugin.nvidia.backend import NvidiaBackend
 
     assert isinstance(service.backend, NvidiaBackend)
-    service.backend.again = service.ledger.again
+    service.backend.replan = service.ledger.replan
     service.ledger.vetoes.append(service.backend)
     return service.backend
 

@@ -126,7 +126,7 @@ class Ledger:
             self._replan_or_say(known)
         self._notify()
 
-    def again(self) -> None:
+    def replan(self) -> None:
         """Plan again for the known GPUs: another input of the plan has changed."""
         with self._planning:
             if self.inventory is not None:

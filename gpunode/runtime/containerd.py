@@ -13,8 +13,14 @@ from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import containerd_check, containerd_plan
-from gpunode.runtime.containerd_check import Judge, Texts
-from gpunode.runtime.containerd_files import DROP_IN_NAME, NVIDIA_DROP_INS, State, refuse_missing_import
+from gpunode.runtime.containerd_check import ConfigReader
+from gpunode.runtime.containerd_files import (
+    DROP_IN_NAME,
+    NVIDIA_DROP_INS,
+    State,
+    Texts,
+    refuse_missing_import,
+)
 from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, unchanged, verb_for
 from gpunode.runtime.trees import Tree, same
@@ -44,7 +50,7 @@ class ContainerdEngine:
         if desired.replace and copies:
             replacement = self._replacement(desired, copies)
             desired, basis = replacement.desired, replacement.state
-            outcome = containerd_plan.replaced(replacement)
+            outcome = containerd_plan.without_copies(replacement)
         else:
             basis, outcome = state, configured(state, desired)
         edits = self._edits(outcome)
@@ -76,9 +82,9 @@ class ContainerdEngine:
         """The plan around edits that are known to remove `names`."""
         config = load_config(self.host, self.daemon.config_path, self.daemon.version)
         plan = replace(self._removal(edits, names, active, config.version), restores=True)
-        if self._judge is not None:
+        if self._reader is not None:
             try:
-                self._judge.staged(containerd_check.laid_over(self.host, config.files, plan.edits))
+                self._reader.staged(containerd_check.laid_over(self.host, config.files, plan.edits))
             except ValidationError as error:
                 note = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
                 removal = self.plan_removal(UnwantedConfig(names), active)
@@ -124,10 +130,10 @@ class ContainerdEngine:
 
     def _same_meaning(self, before: Texts, after: Texts) -> bool | None:
         """Whether two sets of files mean the same to containerd; None if it can't be run."""
-        if self._judge is None:
+        if self._reader is None:
             return None
         try:
-            trees = [self._judge.staged(texts) for texts in (before, after)]
+            trees = [self._reader.staged(texts) for texts in (before, after)]
         except ValidationError:
             return False
         for tree in trees:
@@ -135,11 +141,11 @@ class ContainerdEngine:
         return same(*trees)
 
     @property
-    def _judge(self) -> Judge | None:
+    def _reader(self) -> ConfigReader | None:
         """This containerd's program, None where it can't be run."""
         if self.daemon.binary is None or not self.host.live:
             return None
-        return Judge(self.host, self.daemon.binary, self.daemon.config_path)
+        return ConfigReader(self.host, self.daemon.binary, self.daemon.config_path)
 
     def _edits(self, outcome: Outcome) -> tuple[FileEdit, ...]:
         return tuple(_edit(path, self.host.read_bytes(path), text) for path, text in outcome.texts.items())
@@ -195,10 +201,10 @@ class ContainerdEngine:
             return containerd_check.dump(
                 self.host, self.daemon.binary, config.path if config.exists else None
             )
-        if self._judge is None:
+        if self._reader is None:
             return None
         try:
-            return self._judge.staged({path: texts[path] for path in config.files})
+            return self._reader.staged({path: texts[path] for path in config.files})
         except ValidationError:
             return None
 
@@ -211,8 +217,8 @@ class ContainerdEngine:
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd merge staged copies, and compare the result with its view of the present files."""
-        judge = self._judge
-        if judge is None:
+        reader = self._reader
+        if reader is None:
             return ("the new configuration was not validated: no containerd program was found",)
         state = self._state()
         before: Tree | None = None
@@ -220,7 +226,7 @@ class ContainerdEngine:
         if expected is not None and copies:
             replacement = self._replacement(expected, copies)
             state, expected = replacement.state, replacement.desired
-            before = judge.staged({path: state.texts[path] for path in state.config.files})
+            before = reader.staged({path: state.texts[path] for path in state.config.files})
         return containerd_check.check(self.host, self.daemon, state.config, plan, expected, before)
 
     def query(self) -> Active:

@@ -15,21 +15,20 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
+from gpunode.runtime.containerd_files import Texts
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, decode, refuse_untrusted
 from gpunode.runtime.trees import Tree, same
 
-Texts = Mapping[str, str | None]
-
 
 @dataclass(frozen=True)
-class Judge:
+class ConfigReader:
     """One containerd program that reads active or staged files. `main` is its main file's path."""
 
     host: Host
     binary: str
     main: str
 
-    def in_force(self, *, exists: bool) -> Tree | None:
+    def active(self, *, exists: bool) -> Tree | None:
         """Its merged view of the active files, its defaults without any; None if it refuses them."""
         return dump(self.host, self.binary, self.main if exists else None)
 
@@ -71,18 +70,18 @@ def check(
     Everything else must mean what it meant in `before`, containerd's view of the present files if that is
     None. Without `expected` it is a removal. A plan that restores files byte for byte needs no comparison.
     """
-    judge = Judge(host, daemon.binary or "containerd", config.path)
+    reader = ConfigReader(host, daemon.binary or "containerd", config.path)
     try:
-        merged = judge.staged(laid_over(host, config.files, plan.edits))
+        merged = reader.staged(laid_over(host, config.files, plan.edits))
     except ValidationError:
         if config.exists:
-            judge.refuse_as_it_is()
+            reader.refuse_as_it_is()
         raise
     if expected is not None:
         must_have(merged, expected, config.path)
     if plan.restores:
         return ()
-    before = before or judge.in_force(exists=config.exists)
+    before = before or reader.active(exists=config.exists)
     if before is not None and not config.disabled:  # else there was no CRI, and all of its table is new
         must_keep(before, merged, expected or _removed_config(before, merged), config.path)
     return ()

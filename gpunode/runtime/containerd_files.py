@@ -20,6 +20,10 @@ DROP_IN_NAME = "conf.d/99-nvidia.toml"
 NVIDIA_DROP_INS = (DROP_IN_NAME, "config.d/99-nvidia.toml")
 
 
+Texts = Mapping[str, str | None]
+"""The text of each file by its path; None for a file that does not exist, or is removed."""
+
+
 @dataclass(frozen=True)
 class State:
     """The files and what is known of them.
@@ -236,7 +240,7 @@ def forgotten(
     return result
 
 
-def take_out(tree: Tree, patterns: Iterable[str]) -> None:
+def _remove_imports(tree: Tree, patterns: Iterable[str]) -> None:
     """Remove entries, and `imports` itself if none is left."""
     remaining = [pattern for pattern in tree.get("imports", []) if pattern not in tuple(patterns)]
     if remaining:
@@ -251,7 +255,7 @@ def _patterns(tree: Tree) -> tuple[str, ...]:
 
 def without(text: str, patterns: Iterable[str], path: str) -> str:
     """A file's text without these entries."""
-    return toml_edit.edit(text, lambda tree: take_out(tree, patterns), path)
+    return toml_edit.edit(text, lambda tree: _remove_imports(tree, patterns), path)
 
 
 # Errors in containerd's files before anything is changed: the file, the line and the fix.
@@ -329,7 +333,7 @@ def _refuse_unread_version(state: State) -> None:
             )
 
 
-def refuse_missing_import(state: State, texts: Mapping[str, str | None]) -> None:
+def refuse_missing_import(state: State, texts: Texts) -> None:
     """`ConfigError` if a file still imports, by its exact name, a file that is missing after the change.
 
     `texts` are the new texts of the files that the change writes (None: removed). containerd does not start

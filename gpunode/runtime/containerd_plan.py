@@ -19,6 +19,7 @@ from gpunode.runtime import containerd_files, toml_edit
 from gpunode.runtime.containerd_files import (
     EACH_FILE_MIGRATED,
     State,
+    Texts,
     cri_of,
     has_image_settings,
     of_runtimes_only,
@@ -41,7 +42,7 @@ _CDI_DIRECTORIES = (("/etc/cdi",), ("/var/run/cdi", "/run/cdi"))
 class Outcome:
     """New text of every file that changes (None: removed), the main file's version, and notes."""
 
-    texts: Mapping[str, str | None]
+    texts: Texts
     version: int
     notes: tuple[str, ...] = ()
     switched_cdi: bool = False
@@ -262,16 +263,16 @@ def _about_cdi(state: State, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def _destination(state: State, desired: DesiredConfig, plugin: str) -> str:
-    tables = _files_with_cri(state, plugin)
+    with_cri = _files_with_cri(state, plugin)
     if state.drop_in_forced:
-        if not state.deep and tables and tables[-1] != state.drop_in:
+        if not state.deep and with_cri and with_cri[-1] != state.drop_in:
             raise ConfigError(
-                f"containerd {state.release_text} replaces the whole CRI table of {tables[-1]} by that of a"
+                f"containerd {state.release_text} replaces the whole CRI table of {with_cri[-1]} by that of a"
                 f" drop-in: {state.drop_in} would have to be a copy of it",
                 hint="leave out --drop-in-config: the file itself is then edited, and nothing else in it",
             )
         return state.drop_in
-    for name in reversed(tables):
+    for name in reversed(with_cri):
         known = dig(state.config.trees[name], "plugins", plugin, "containerd", "runtimes")
         if not state.deep or (isinstance(known, dict) and not known.keys().isdisjoint(desired.names)):
             return name
@@ -294,8 +295,8 @@ def _spell_out_runc(runtimes: Tree, effective: Tree | None, systemd_cgroup: bool
 
 # Drop-ins that NVIDIA's tools generated: copies of the CRI section that hide the main file's.
 #
-# They are kept as long as they have the right runtime, with a note about what they hide. `replaced` replaces
-# them if the user requested that.
+# They are kept as long as they have the right runtime, with a note about what they hide. `without_copies`
+# replaces them if the user requested that.
 
 _SHOWN = 5
 Copies = Mapping[str, GeneratedCopy]
@@ -369,7 +370,7 @@ def with_copied(desired: DesiredConfig, by_path: Copies) -> DesiredConfig:
     return replace(desired, handlers=tuple(ordered), set_as_default=bool(default), cdi=cdi)
 
 
-def replaced(replacement: Replacement) -> Outcome:
+def without_copies(replacement: Replacement) -> Outcome:
     """A minimal configuration instead of the copies, with notes on what changes."""
     state, by_path = replacement.state, replacement.copies
     outcome = configured(state, replacement.desired)
@@ -383,10 +384,10 @@ def replaced(replacement: Replacement) -> Outcome:
         texts[importer] = containerd_files.without(
             texts.get(importer) or state.texts[importer], patterns, importer
         )
-    return replace(outcome, texts=texts, notes=(*outcome.notes, *_in_force(by_path)))
+    return replace(outcome, texts=texts, notes=(*outcome.notes, *_made_effective(by_path)))
 
 
-def _in_force(by_path: Copies) -> tuple[str, ...]:
+def _made_effective(by_path: Copies) -> tuple[str, ...]:
     notes = []
     for path, copied in by_path.items():
         keys = [".".join(key) for key in (*copied.shadowed, *copied.lost)]
@@ -400,9 +401,8 @@ def _in_force(by_path: Copies) -> tuple[str, ...]:
 
 # Removing runtimes from containerd's files, from any author. Pure functions over their text.
 
-Texts = Mapping[str, str | None]
 # whether the files with these new texts mean the same to containerd; None if it can't be run
-Judge = Callable[[Texts, Texts], bool | None]
+SameMeaning = Callable[[Texts, Texts], bool | None]
 
 
 @dataclass(frozen=True)
@@ -411,7 +411,7 @@ class Removal:
 
     state: State
     unwanted: UnwantedConfig
-    judge: Judge
+    same_meaning: SameMeaning
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -515,7 +515,7 @@ def _drop_copies(removal: Removal, texts: dict[str, str | None]) -> list[str]:
     for path, copied in by_path.items():
         if texts[path] is None or not copied.handlers.keys() <= set(removal.unwanted.names):
             continue
-        same = removal.judge({**texts, path: None}, texts)
+        same = removal.same_meaning({**texts, path: None}, texts)
         if same is None:
             same = not copied.shadowed and not (copied.lost and not removal.state.deep)
         if same:

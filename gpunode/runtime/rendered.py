@@ -172,9 +172,9 @@ def validate(
         return (
             f"{daemon.manager}'s containerd did not validate the new configuration: no program was found",
         )
-    judge = containerd_check.Judge(host, daemon.binary, config.path)
-    before = judge.in_force(exists=config.exists)
-    merged = judge.staged(containerd_check.laid_over(host, config.files, rendered))
+    reader = containerd_check.ConfigReader(host, daemon.binary, config.path)
+    before = reader.active(exists=config.exists)
+    merged = reader.staged(containerd_check.laid_over(host, config.files, rendered))
     if expected is not None:
         containerd_check.must_have(merged, expected, config.path)
         if before is not None and not expected.replace:  # what a copy hid becomes active

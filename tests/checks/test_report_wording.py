@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.machines import machine, options, recorded_host
 from gpunode.checks import containerd, crio, docker, fixes
-from gpunode.checks.finding import Evidence, Fix, disturbance
+from gpunode.checks.finding import Evidence, Fix, effect_of
 from gpunode.checks.fixes import POWER_OFF
 from gpunode.checks.platform import UPDATE_WSL
 from gpunode.checks.report import evidence_lines
@@ -45,8 +45,8 @@ from tests.silent import SilentProgress
     ids=lambda value: getattr(value, "command", None),
 )
 def test_effect_of_a_fix_names_what_it_disturbs(fix, prefix):
-    assert disturbance(fix).startswith(prefix)
-    assert disturbance(replace(fix, disruptive="none")) == ""
+    assert effect_of(fix).startswith(prefix)
+    assert effect_of(replace(fix, disruptive="none")) == ""
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_named_container_is_stopped_and_started_again() -> None:
     done = drain(host, (word, word), (train,), SilentProgress())
     assert ran == ["docker stop -t 30 444444444444"] and done.names == (word,)
     (trouble,), still = bring_back(host, done, SilentProgress())
-    assert still.again == (), "a missing one isn't waited for"
+    assert still.restart_commands == (), "a missing one isn't waited for"
     assert ran[1:] == ["docker start 444444444444"] and "no such container" in trouble
 
 

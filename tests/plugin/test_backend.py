@@ -36,7 +36,7 @@ class Node:
         self.log = MemoryLog()
         self.backend = NvidiaBackend(host, settings, self.log)
         self.ledger = Ledger(self.backend, settings, FakeJudge(), self.log, lambda: 0.0)
-        self.backend.again = self.ledger.again
+        self.backend.replan = self.ledger.replan
         self.ledger.seen(inventory(gpu(0), gpu(1)), Topology())
         self.now = 0.0
         self.backend.tick(self.now)
@@ -106,7 +106,7 @@ def test_bug_in_planning_is_raised(tmp_path: Path, settings: Settings) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
-    node.backend.again = fail
+    node.backend.replan = fail
     node.make("/dev/nvidia-uvm")
     node.later(LOOK_SECONDS + 1)
 

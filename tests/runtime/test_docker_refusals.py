@@ -11,7 +11,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import docker
-from gpunode.runtime.containerd_check import Judge
+from gpunode.runtime.containerd_check import ConfigReader
 
 
 @pytest.fixture
@@ -33,4 +33,4 @@ def test_dockerd_writable_by_others_is_not_run(program: str) -> None:
 def test_containerd_writable_by_others_is_not_run(program: str) -> None:
     main = "/etc/containerd/config.toml"
     with pytest.raises(PreconditionError, match="can be written by other users"):
-        Judge(Host(), program, main).staged({main: "version = 2\n"})
+        ConfigReader(Host(), program, main).staged({main: "version = 2\n"})

@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read
 from gpunode.plugin.config.options import OPTIONS, Option
 from gpunode.plugin.config.settings import NameRule, SharedResource, Sharing, resource_name_problem
-from gpunode.plugin.config.values import Problem, is_number, nearest, parse, selector, valid_words
+from gpunode.plugin.config.values import ConfigProblem, is_number, nearest, parse, selector, valid_words
 
 # Walks a config file's tree: looks keys up, names what is unknown, collects every problem with its line.
 
@@ -29,17 +29,17 @@ class Reader:
         self._name = name
         self._known = known
         self._lenient = lenient
-        self.problems: list[Problem] = []
-        self.warnings: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
+        self.warnings: list[ConfigProblem] = []
 
     def where(self, line: int) -> str:
         return f"{self._name}:{line}" if line else self._name
 
     def wrong(self, line: int, key: str, message: str, hint: str = "") -> None:
-        self.problems.append(Problem(self.where(line), key, message, hint, line=line))
+        self.problems.append(ConfigProblem(self.where(line), key, message, hint, line=line))
 
     def warn(self, line: int, key: str, message: str, hint: str = "") -> None:
-        self.warnings.append(Problem(self.where(line), key, message, hint, line=line))
+        self.warnings.append(ConfigProblem(self.where(line), key, message, hint, line=line))
 
     # --- structure -------------------------------------------------------------------------------------
 
@@ -322,8 +322,8 @@ class FileConfig:
     rules: tuple[NameRule, ...] = ()
     sharing: Sharing | None = None
     lines: dict[str, int] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
+    warnings: tuple[ConfigProblem, ...] = ()
 
 
 @cache
@@ -405,7 +405,7 @@ def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
     return FileConfig(values, rules, sharing, lines, problems, warnings)
 
 
-def _line(problem: Problem) -> int:
+def _line(problem: ConfigProblem) -> int:
     return problem.line
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.host import Host
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read_all
 from gpunode.plugin.config.resolve import Sources
-from gpunode.plugin.config.values import Problem
+from gpunode.plugin.config.values import ConfigProblem
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
@@ -269,5 +269,5 @@ def _written(config: object) -> str:
     return str(yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100))
 
 
-def _problem_text(problem: Problem) -> str:
+def _problem_text(problem: ConfigProblem) -> str:
     return ": ".join(filter(None, (problem.key, problem.message)))

@@ -12,7 +12,15 @@ from gpunode.errors import ConfigError, GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.options import BY_FIELD, LABELS_PREFIX, OPTIONS, Option
 from gpunode.plugin.config.settings import MPS_ROOT, HealthSettings, LabelSettings, Settings
-from gpunode.plugin.config.values import TRUE, InvalidConfig, Problem, nearest, parse, split, valid_words
+from gpunode.plugin.config.values import (
+    TRUE,
+    ConfigProblem,
+    InvalidConfig,
+    nearest,
+    parse,
+    split,
+    valid_words,
+)
 
 # Checks of several values together: options that contradict each other. Pure.
 
@@ -21,7 +29,7 @@ _PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/")
 
 def check(
     settings: Settings, origins: Mapping[str, str], part: str = ""
-) -> tuple[list[Problem], list[Problem]]:
+) -> tuple[list[ConfigProblem], list[ConfigProblem]]:
     """(problems, warnings). Problems that depend on the node's GPUs are found when the GPUs are seen. `part`
     is labels for that command, and empty for those that serve."""
 
@@ -32,47 +40,55 @@ def check(
     mps = settings.shares_by_mps
     if mps and settings.mig_strategy == "mixed":
         message = f"MPS can't serve MIG devices, which mig-strategy mixed ({at('mig_strategy')}) advertises"
-        problems.append(Problem(at("sharing"), "sharing.mps", message, "take single or none, or timeSlicing"))
+        problems.append(
+            ConfigProblem(at("sharing"), "sharing.mps", message, "take single or none, or timeSlicing")
+        )
     if mps and not settings.mps_root and part != "labels":
         message = "nothing is configured to run the MPS daemons"
         hint = "use --mps to let gpunode run them, or --mps-root for daemons that run elsewhere"
-        problems.append(Problem(at("sharing"), "sharing.mps", message, hint))
+        problems.append(ConfigProblem(at("sharing"), "sharing.mps", message, hint))
     if settings.vendor != "nvidia":
         problems += _amd(settings, at("vendor"), at("sharing"))
     if settings.mps and not mps:
         message = "there is no sharing.mps in a config file: gpunode starts no daemon"
-        warnings.append(Problem(at("mps"), "", message))
+        warnings.append(ConfigProblem(at("mps"), "", message))
     key = settings.cdi_annotation_prefix
     if "cdi-annotations" in settings.device_list_strategy and not _PREFIX.fullmatch(key):
         message = f"{key!r} begins no annotation's key; engines look for cdi.k8s.io/ and pass others over"
-        warnings.append(Problem(at("cdi_annotation_prefix"), "", message, "cdi.k8s.io/"))
+        warnings.append(ConfigProblem(at("cdi_annotation_prefix"), "", message, "cdi.k8s.io/"))
     if settings.imex_required and not settings.imex_channel_ids:
         message = "without channel IDs nothing is required"
-        warnings.append(Problem(at("imex_required"), "", message, "--imex-channel-ids 0"))
+        warnings.append(ConfigProblem(at("imex_required"), "", message, "--imex-channel-ids 0"))
     if "stdout" in settings.labels.to and part != "labels":
         message = "a service has no stdout to show labels on"
-        problems.append(Problem(at("labels_to"), "", message, "--labels file, node-feature or node"))
+        problems.append(ConfigProblem(at("labels_to"), "", message, "--labels file, node-feature or node"))
     if settings.device_discovery_strategy == "vfio" and part != "labels":
         message = "GPUs that are kept for virtual machines can't be served to containers"
         hint = "gpunode labels --device-discovery-strategy vfio labels them"
-        problems.append(Problem(at("device_discovery_strategy"), "", message, hint))
+        problems.append(ConfigProblem(at("device_discovery_strategy"), "", message, hint))
     vendors = {"mig_strategy": "nvidia", "resource_naming_strategy": "amd", "firmware": "amd"}
     for name, vendor in vendors.items():
         if name in origins and ":" not in at(name) and settings.vendor != vendor:
-            warnings.append(Problem(at(name), "", f"ignored: the vendor is {settings.vendor}"))
+            warnings.append(ConfigProblem(at(name), "", f"ignored: the vendor is {settings.vendor}"))
     if settings.simulate and settings.vendor != "nvidia":
-        problems.append(Problem(at("simulate"), "", "simulated nodes have NVIDIA GPUs", "--vendor nvidia"))
+        problems.append(
+            ConfigProblem(at("simulate"), "", "simulated nodes have NVIDIA GPUs", "--vendor nvidia")
+        )
     return problems, warnings
 
 
-def _amd(settings: Settings, vendor: str, sharing: str) -> list[Problem]:
+def _amd(settings: Settings, vendor: str, sharing: str) -> list[ConfigProblem]:
     problems = []
     if settings.shares_by_mps:
         problems.append(
-            Problem(sharing, "sharing.mps", f"MPS is NVIDIA's; the vendor is {settings.vendor} ({vendor})")
+            ConfigProblem(
+                sharing, "sharing.mps", f"MPS is NVIDIA's; the vendor is {settings.vendor} ({vendor})"
+            )
         )
     if settings.mps:
-        problems.append(Problem(vendor, "", f"--mps is for NVIDIA's GPUs; the vendor is {settings.vendor}"))
+        problems.append(
+            ConfigProblem(vendor, "", f"--mps is for NVIDIA's GPUs; the vendor is {settings.vendor}")
+        )
     return problems
 
 
@@ -91,15 +107,15 @@ class Resolved:
 
     settings: Settings
     origins: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
+    warnings: tuple[ConfigProblem, ...] = ()
     content: bytes = b""
     """What the file held."""
 
-    def refused(self, error: GpunodeError) -> Problem:
+    def refused(self, error: GpunodeError) -> ConfigProblem:
         """Settings that this node's GPUs don't support, with the location of the section that sets them."""
         section = error.message.partition(".")[0]
-        return Problem(self.origins.get(section, ""), "", error.message, error.hint)
+        return ConfigProblem(self.origins.get(section, ""), "", error.message, error.hint)
 
     def valid_settings(self) -> Settings:
         """The settings. `InvalidConfig` lists every problem."""
@@ -172,8 +188,8 @@ class _Merge:
         self._sources = sources
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
-        self._problems: list[Problem] = []
-        self._warnings: list[Problem] = []
+        self._problems: list[ConfigProblem] = []
+        self._warnings: list[ConfigProblem] = []
         self._content = b""
         self._lenient = self._is_lenient()
 
@@ -204,7 +220,7 @@ class _Merge:
         origin, texts = origin_texts
         if option.kind == "xids" and self._lenient:
             texts, warnings = valid_words(option, texts)
-            self._warnings += [Problem(origin, "", warning) for warning in warnings]
+            self._warnings += [ConfigProblem(origin, "", warning) for warning in warnings]
         try:
             self._values[option.field] = parse(option, texts)
         except ValueError as error:
@@ -218,7 +234,7 @@ class _Merge:
                 import shlex
 
                 hint = f"from here it is: {origin} {shlex.quote(str(Path(texts[-1].strip()).absolute()))}"
-            self._problems.append(Problem(origin, "", str(error), hint, usage=True))
+            self._problems.append(ConfigProblem(origin, "", str(error), hint, usage=True))
         self._origins[option.field] = origin
 
     def _take_file(self, data: bytes | None) -> dict[str, Any]:
@@ -229,7 +245,7 @@ class _Merge:
         try:
             content = self._sources.read() if data is None else data
         except GpunodeError as error:
-            self._problems.append(Problem(path, "", error.message.removeprefix(f"{path} "), error.hint))
+            self._problems.append(ConfigProblem(path, "", error.message.removeprefix(f"{path} "), error.hint))
             return {}
         self._content = content
         vendor = self._values.get("vendor", "")
@@ -265,10 +281,10 @@ class _Merge:
                 if word not in option.known:
                     near = nearest(word, option.known)
                     message = f"{word!r} is not known" + (f"; did you mean {near}?" if near else "")
-                    self._warnings.append(Problem(self._origins[option.field], "", message))
+                    self._warnings.append(ConfigProblem(self._origins[option.field], "", message))
 
 
-def _of_labels(problem: Problem) -> bool:
+def _of_labels(problem: ConfigProblem) -> bool:
     rows = [option for option in OPTIONS if option.part]
     keys = {option.key for option in rows if option.key}
     names = {name for option in rows for name in (option.variable, *option.variables)}

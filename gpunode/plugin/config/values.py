@@ -216,7 +216,7 @@ _ITEMS: dict[str, Callable[[str], Any]] = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConfigProblem:
     """`where` is FILE:LINE, a flag or a variable; `key` the config key, empty outside of a file."""
 
     where: str
@@ -243,7 +243,7 @@ class Problem:
 class InvalidConfig(ConfigError):
     """A configuration with one problem or more."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         first, *more = problems
         usage = all(problem.usage for problem in problems)
         super().__init__(

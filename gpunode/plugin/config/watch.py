@@ -20,7 +20,7 @@ from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import Sources
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.config.values import Problem
+from gpunode.plugin.config.values import ConfigProblem
 from gpunode.plugin.logfmt import Log
 
 AGAIN_SECONDS = 0.2
@@ -150,7 +150,7 @@ class ConfigWatch:
 
     def _take(self, content: bytes | str) -> None:
         if isinstance(content, str):
-            self._refuse([Problem("", "", content)])
+            self._refuse([ConfigProblem("", "", content)])
             return
         resolved = self._sources.resolve(content)
         if resolved.problems:
@@ -171,7 +171,7 @@ class ConfigWatch:
         if waiting:
             self._service.log.warning("these changes need a restart", options=", ".join(waiting))
 
-    def _refuse(self, problems: Sequence[Problem]) -> None:
+    def _refuse(self, problems: Sequence[ConfigProblem]) -> None:
         self._service.ledger.config_trouble = "; ".join(problem.text for problem in problems)
         self._service.log.error(
             "the config file was rejected; the last valid one stays active",

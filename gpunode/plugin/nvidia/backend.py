@@ -41,7 +41,7 @@ class NvidiaBackend:
         self._planned: tuple[Settings, Site] | None = None
         self._task = BackgroundTask("plan")
         self._next = 0.0
-        self.again: Callable[[], None] = lambda: None
+        self.replan: Callable[[], None] = lambda: None
 
     @property
     def waiting(self) -> str:
@@ -78,7 +78,7 @@ class NvidiaBackend:
         if now >= self._next and not self._task.busy:
             self._next = now + LOOK_SECONDS
             if self._planned is not None and self._outdated(*self._planned):
-                self._task.start(self.again)
+                self._task.start(self.replan)
         if self._specs is not None:
             self._specs.tick(now)
 

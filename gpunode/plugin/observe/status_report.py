@@ -22,7 +22,7 @@ _NONE_LISTED = "registered, but the kubelet lists none of its devices"
 
 
 @dataclass(frozen=True)
-class Trouble:
+class DeviceProblem:
     """A device's problem as reported: `since` is a time such as 2026-05-01T12:00:00Z, or empty."""
 
     code: str
@@ -67,7 +67,7 @@ class UnitStatus:
     devices: int
     allocatable: int | None
     health: str
-    problem: Trouble | None = None
+    problem: DeviceProblem | None = None
     holders: tuple[Holder, ...] = ()
 
     @property
@@ -294,14 +294,14 @@ class _Places:
         ]
 
 
-def _why(reason: str) -> Trouble | None:
-    return Trouble("left-out", reason) if reason else None
+def _why(reason: str) -> DeviceProblem | None:
+    return DeviceProblem("left-out", reason) if reason else None
 
 
-def _trouble(problem: Problem | None) -> Trouble | None:
+def _trouble(problem: Problem | None) -> DeviceProblem | None:
     if problem is None:
         return None
-    return Trouble(problem.code, problem.reason, utc_time(problem.since), problem.mend)
+    return DeviceProblem(problem.code, problem.reason, utc_time(problem.since), problem.mend)
 
 
 def utc_time(seconds: float) -> str:

@@ -7,18 +7,21 @@ import pytest
 from gpunode.commands.plugin_status import troubles
 from gpunode.plugin.model import LeftOut
 from gpunode.plugin.observe.status_file import OwnStatus
-from gpunode.plugin.observe.status_report import Known, Trouble, UnitStatus, make_report
+from gpunode.plugin.observe.status_report import DeviceProblem, Known, UnitStatus, make_report
 
 SINCE = "2026-05-01T13:37:00Z"
 
 
-def unit(index: str, problem: Trouble | None, resource: str = "nvidia.com/gpu") -> UnitStatus:
+def unit(index: str, problem: DeviceProblem | None, resource: str = "nvidia.com/gpu") -> UnitStatus:
     health = "unhealthy" if problem else "healthy"
     return UnitStatus(resource, f"GPU-{index}", f"GPU-{index}", index, "T4", "", 1, 0, health, problem)
 
 
 def test_cause_shared_by_gpus_is_printed_once_and_others_separately() -> None:
-    gone, fell = Trouble("driver", "the driver is not loaded", SINCE), Trouble("xid-79", "XID 79", SINCE)
+    gone, fell = (
+        DeviceProblem("driver", "the driver is not loaded", SINCE),
+        DeviceProblem("xid-79", "XID 79", SINCE),
+    )
     units = (
         unit("0", gone),
         unit("1", fell),
