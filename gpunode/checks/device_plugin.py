@@ -447,7 +447,8 @@ def _handler(node: Node, log: PluginLog) -> tuple[tuple[Evidence, ...], Fix | No
     owner = log.pod.rpartition("-")[0]
     patch = '{"spec":{"template":{"spec":{"runtimeClassName":"nvidia"}}}}'
     command = f"kubectl --namespace {log.namespace} patch daemonset {owner} --patch '{patch}'"
-    fix = Fix(command, needs_root=False, disruptive="restart", disturbs=RESTARTS_PLUGINS)
+    before = f"{fixes.EVERY_NODE}: all need the nvidia runtime, and the cluster the RuntimeClass nvidia"
+    fix = Fix(command, needs_root=False, disruptive="restart", disturbs=RESTARTS_PLUGINS, before=before)
     return (seen(where, f"pod {log.pod} runs under {handler_text}"),), fix
 
 
@@ -751,7 +752,8 @@ def _under_two_names(node: Node) -> Verdict | None:
     remedy=fixes.same(
         fixes.look(
             "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins",
-            f"Set the hostPath of the plugin's volume to {DEVICE_PLUGINS}: kubectl edit daemonset",
+            "With kubectl edit daemonset, set the hostPath of the plugin's volume to "
+            f"{DEVICE_PLUGINS}. {fixes.EVERY_NODE}",
             needs_root=False,
         )
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_IMEX, Evidence, Fix, Step
@@ -247,19 +248,22 @@ def make_links(nodes: tuple[DeviceNode, ...]) -> Fix:
     steps = tuple(Step(path=path, link=target) for path, target in links)
     fixed = ".".join(map(str, gate("runc", "devices-by-number")))
     note = (
-        "This protects only containers that start after it: restart the GPU containers that run now before "
-        "you run 'systemctl daemon-reload' or install packages. The links last until the next boot: then "
-        f"upgrade runc to {fixed} or newer, which needs none, or repeat this after each boot"
+        f"{_LATER}. The links last until the next boot: then upgrade runc to {fixed} or newer, which needs "
+        "none, or repeat this after each boot"
     )
     return Fix(command, safe=True, steps=steps, note=note)
 
 
+_LATER = (
+    "This protects only containers that start after it: restart the GPU containers that run now before you "
+    "run 'systemctl daemon-reload' or install packages"
+)
 _AUTO = Fix("gpunode toolkit config set nvidia-container-runtime.mode=auto")
 
 
 def by_cdi(old_toolkit: bool) -> Fix:
     """Use CDI, so that runc passes the GPUs to systemd; for toolkit releases that support it."""
-    return UPGRADE_TOOLKIT.other if old_toolkit else _AUTO
+    return replace(UPGRADE_TOOLKIT.other if old_toolkit else _AUTO, note=_LATER)
 
 
 _RW = 0o006

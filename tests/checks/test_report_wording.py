@@ -246,6 +246,21 @@ def test_node_is_drained_before_its_cgroup_driver_changes(name, engine, tmp_path
     assert steps[-2] == "  3. gpunode doctor" and steps[-1].startswith("  4. kubectl uncordon ")
 
 
+@pytest.mark.parametrize("name", ["runtime-mode-legacy", "toolkit-cve"])
+def test_containers_that_run_now_are_not_protected_by_a_new_mode(name, tmp_path):
+    lines = page(name, tmp_path)
+    warning = (
+        "     This protects only containers that start after it: restart the GPU containers that run now "
+        "before you run 'systemctl daemon-reload' or install packages"
+    )
+    assert warning in lines[lines.index("Fix first, as root: dev-char-symlinks") :]
+
+
+@pytest.mark.parametrize("name", ["plugin-cannot-see-nvml", "plugin-mount-mismatch"])
+def test_change_of_the_plugin_on_every_node_is_announced(name, tmp_path):
+    assert "This changes the device plugin on every node of the cluster" in "\n".join(page(name, tmp_path))
+
+
 def test_confidential_gpus_are_attested_before_they_accept_work(tmp_path):
     lines = page("cc-mode", tmp_path)
     at = lines.index("Fix first, as root: cc-mode")
