@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.amd import amd_machine
 from fixtures.machines import recorded_host
 from fixtures.scenario import machine
 from fixtures.stubs import have_compiler, stub_node
@@ -254,3 +255,18 @@ def test_page_has_examples_and_every_key() -> None:
     labels = PAGE.with_name("labels.md").read_text()
     lacking = [k for k, row in by_key().items() if f"`{k}`" not in (labels if row.part else text)]
     assert lacking == []
+
+
+def test_amd_devices_are_read_from_sysfs(tmp_path: Path) -> None:
+    amd_machine(tmp_path, "mi300x")
+    ran = check("--root", str(tmp_path), "--vendor", "amd")
+    assert ran.code == 0, ran.err
+    (resource,) = ran.document["data"]["resources"]
+    assert (resource["name"], len(resource["devices"])) == ("amd.com/gpu", 8)
+
+
+def test_amd_node_without_the_driver_has_unknown_devices(tmp_path: Path) -> None:
+    amd_machine(tmp_path, "mi300x", loaded=False)
+    ran = check("--root", str(tmp_path), "--vendor", "amd")
+    assert ran.code == 0, ran.err
+    assert ran.document["data"]["resources"] == [] and "amdgpu" in ran.document["data"]["unknown"]
