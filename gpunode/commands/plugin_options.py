@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpunode.host import Host
     from gpunode.plugin.config.resolve import Resolved, Sources
     from gpunode.plugin.config.settings import Settings
-    from gpunode.plugin.config.values import Problem
+    from gpunode.plugin.config.values import ConfigProblem
 
 
 __all__ = [
@@ -69,7 +69,7 @@ def sources(host: Host, values: Mapping[str, Any], part: str = "", command: str 
     return Sources(host, flags, part, command or part or "plugin serve")
 
 
-def refused(kind: str, problems: Sequence[Problem]) -> Result:
+def refused(kind: str, problems: Sequence[ConfigProblem]) -> Result:
     """Every problem at once; usage (2) if all are on the command line or in the environment."""
     usage = all(problem.usage for problem in problems)
     code = ExitCode.USAGE if usage else ExitCode.FAILED
