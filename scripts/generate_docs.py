@@ -218,7 +218,8 @@ def recorded_transcript(machine: str, *argv: str) -> str:
 
 def setup_transcript() -> str:
     shown = recorded_transcript("fresh-node-with-driver", "setup", "--kubernetes")
-    return shown.replace("$ gpunode setup --kubernetes\n", "$ gpunode setup --kubernetes --root NODE\n", 1)
+    shown = shown.replace("$ gpunode setup --kubernetes\n", "$ gpunode setup --kubernetes --root NODE\n", 1)
+    return re.sub(r"--root /\S+", "--root NODE", shown)
 
 
 TRANSCRIPTS: dict[str, Callable[[], str]] = {

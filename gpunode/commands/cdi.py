@@ -36,7 +36,7 @@ from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
 from gpunode.facts.driver import loaded_module
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit
+from gpunode.host.journal import FileEdit, rollback_command
 from gpunode.host.transaction import UnitChanges, change_files, marked_edit
 from gpunode.output.result import Block, Cell, Change, Progress, Result, Style, Table, Text, change_blocks
 from gpunode.runtime.apply import engine_restart
@@ -592,7 +592,7 @@ def change_units(host: Host, progress: Progress, *, remove: bool = False, dry_ru
     data = CdiRefresh(changed.changes, units, changed.journal, dry_run)
     page = change_blocks(data.changes, dry_run=dry_run)
     if changed.journal:
-        page.append(Text(f"undo it with: gpunode rollback {changed.journal}", Style.DIM))
+        page.append(Text(f"undo it with: {rollback_command(host, changed.journal)}", Style.DIM))
     return Result("CdiRefresh", data, messages=changed.notes, blocks=tuple(page))
 
 

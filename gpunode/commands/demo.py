@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -113,10 +113,16 @@ _MAJORS = {"nvidia": 195, "nvidia-caps": 237, "nvidia-uvm": 236}
 def build_demo_node(root: Path) -> Host:
     """Write the machine below `root`, a new directory, and return a host for it."""
     build_machine(machine(), root)
-    host = Host(root)
+    host = _exported(root)
     Daemons(host).restart("docker")
     Daemons(host).restart("containerd")
-    return Host(root)
+    return _exported(root)
+
+
+def _exported(root: Path) -> Host:
+    """The host of a command line after ``export GPUNODE_ROOT=``."""
+    host = Host(root)
+    return replace(host, environ={**host.environ, "GPUNODE_ROOT": str(root)})
 
 
 def inventory() -> Inventory:
@@ -357,7 +363,7 @@ def run(host: Host, progress: Progress) -> Result:
         _doctor(transcript, node, progress)
         for engine, verb in (("containerd", "restart"), ("docker", "reload")):
             _configure(transcript, node, engine, verb, progress)
-        node = Host(root)
+        node = _exported(root)
         healthy = _doctor(transcript, node, progress)
         _gpus(transcript, node, progress)
         verified = _verify(transcript, node, progress)

@@ -30,7 +30,16 @@ from gpunode.errors import (
     UsageError,
 )
 from gpunode.host import Host
-from gpunode.host.journal import LIST_HINT, OPEN_STATES, Entry, FileEdit, Journal, digest, lock_path
+from gpunode.host.journal import (
+    LIST_HINT,
+    OPEN_STATES,
+    Entry,
+    FileEdit,
+    Journal,
+    digest,
+    lock_path,
+    rollback_command,
+)
 from gpunode.host.transaction import LOCK_SECONDS, change_files, recover
 from gpunode.output.result import Block, Cell, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime import find
@@ -405,7 +414,7 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
         if _killed(journal, name):
             raise NotRestoredError(
                 "; ".join(notes[:-1]),
-                hint=f"correct it, then run this again: gpunode rollback {name}".rstrip(),
+                hint=f"correct it, then run this again: {rollback_command(host, name)}".rstrip(),
             )
     edits = [FileEdit(path, content, _content(host, path)) for path, content in before.items()]
     return _files_result(manifest, edits, notes)

@@ -86,7 +86,10 @@ def _option(*names: str, env: str, text: str, **more: Any) -> Any:
 
 _FORMAT = {"env": "OUTPUT", "metavar": "FORMAT", "show_default": "table"}
 _FORMATS = "Output format: table, json or yaml; for doctor also html or prometheus."
-_ROOT = "Examine another root directory: a mounted host, a copied /etc, /sys and /proc, or a support bundle."
+_ROOT = (
+    "Read and write files below this directory: a mounted host, a copied /etc, /sys and /proc, or (read only)"
+    " a support bundle."
+)
 
 
 def _global_options(

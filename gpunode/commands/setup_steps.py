@@ -21,7 +21,7 @@ from gpunode.facts.kubelet import pod_resources_socket, root_directory
 from gpunode.facts.node import Node
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit, Journal
+from gpunode.host.journal import FileEdit, Journal, rollback_command
 from gpunode.host.transaction import (
     FilesChanged,
     UnitChanges,
@@ -173,7 +173,7 @@ def interruption(
     with suppress(GpunodeError):
         entries = [entry for entry in Journal.of(host).active() if entry.id not in before]
         files = dict.fromkeys(str(file["path"]) for entry in entries for file in entry.files)
-        undo += [f"gpunode rollback {entry.id}" for entry in reversed(entries) if entry.undoable]
+        undo += [rollback_command(host, entry.id) for entry in reversed(entries) if entry.undoable]
         if any(entry.of_packages for entry in entries):
             changed.append("installed packages")
             undo.append("gpunode toolkit remove")
@@ -560,7 +560,7 @@ def _result(
     if status:
         blocks.append(Text(status, Style.GOOD))
     if done.journal:
-        blocks.append(Text(f"undo it with: gpunode rollback {done.journal}", Style.DIM))
+        blocks.append(Text(f"undo it with: {rollback_command(host, done.journal)}", Style.DIM))
     data = PluginService(UNIT, done.changes, commands, status, done.journal, dry_run)
     return Result("PluginService", data, messages=done.notes, blocks=tuple(blocks))
 

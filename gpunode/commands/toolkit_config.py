@@ -16,7 +16,7 @@ from gpunode.facts import toolkit as facts
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.toolkit import Key
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit
+from gpunode.host.journal import FileEdit, rollback_command
 from gpunode.host.transaction import change_files
 from gpunode.output.result import (
     Block,
@@ -276,16 +276,16 @@ def _change(
     notes = done.notes
     if any(setting.key.endswith(".no-cgroups") and setting.value is True for setting in now):
         notes += (_ROOTFUL,)
-    return Result(KIND, data, messages=notes, blocks=_blocks(data))
+    return Result(KIND, data, messages=notes, blocks=_blocks(host, data))
 
 
-def _blocks(data: ToolkitConfig) -> tuple[Block, ...]:
+def _blocks(host: Host, data: ToolkitConfig) -> tuple[Block, ...]:
     blocks = change_blocks(data.changes, dry_run=data.dry_run)
     if data.changes[0].action == "unchanged":
         return tuple(blocks)
     blocks.append(Text(_NO_RESTART, Style.DIM))
     if data.journal:
-        blocks.append(Text(f"undo it with: gpunode rollback {data.journal}", Style.DIM))
+        blocks.append(Text(f"undo it with: {rollback_command(host, data.journal)}", Style.DIM))
     return tuple(blocks)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -450,6 +451,14 @@ def state_directory(host: Host) -> str:
         return own or STATE_DIRECTORY
     base = host.environ.get("XDG_STATE_HOME") or f"{host.environ.get('HOME', '')}/.local/state"
     return f"{base}/gpunode"
+
+
+def rollback_command(host: Host, name: str) -> str:
+    """The command that rolls back an entry, with --root where the journal is below it and GPUNODE_ROOT
+    doesn't say so."""
+    root = str(host.root)
+    option = "" if root in ("/", host.environ.get("GPUNODE_ROOT")) else f" --root {shlex.quote(root)}"
+    return f"gpunode{option} rollback {name}"
 
 
 def lock_path(host: Host) -> str:

@@ -20,7 +20,7 @@ from gpunode.errors import (
     Unreadable,
 )
 from gpunode.host import Host
-from gpunode.host.journal import OPEN_STATES, Entry, FileEdit, Journal, lock_path
+from gpunode.host.journal import OPEN_STATES, Entry, FileEdit, Journal, lock_path, rollback_command
 from gpunode.output.result import Change
 
 LOCK_SECONDS = 30.0
@@ -371,7 +371,7 @@ class Transaction:
         try:
             restored = restore(self.journal, self.entry, self._restart, state)
         except (GpunodeError, OSError) as failure:
-            hint = f"correct it, then run: gpunode rollback {self.entry.id}"
+            hint = f"correct it, then run: {rollback_command(self.journal.host, self.entry.id)}"
             message = f"{_message(error)}; not rolled back: {_message(failure)}"
             raise NotRestoredError(message, hint=hint) from error
         self.rolled_back = True
@@ -423,7 +423,7 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
         notes += [f"{problem.message}; {problem.hint}" for problem in restored.problems]
         if restored.daemon is not None:
             journal.mark(entry, entry.state)
-            notes.append(f"the next run tries again, or run: gpunode rollback {entry.id}")
+            notes.append(f"the next run tries again, or run: {rollback_command(host, entry.id)}")
     return tuple(notes)
 
 

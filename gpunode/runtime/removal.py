@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.host.journal import Entry, FileEdit, Journal, state_of
+from gpunode.host.journal import Entry, FileEdit, Journal, rollback_command, state_of
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.find import name_of
 from gpunode.runtime.workflow import OPERATION, REMOVAL
@@ -128,7 +128,7 @@ class Past:
 def past(host: Host, journal: Journal, entry: Entry) -> Past:
     """The rollback to before `entry`. `ConfigError` if another program changed one of its files since."""
     entries = _with_later(journal, entry)
-    _refuse_other_engines(entry, entries)
+    _refuse_other_engines(host, entry, entries)
     edits, foreign = restoring(host, journal, entries)
     if foreign:
         raise ConfigError(
@@ -194,7 +194,7 @@ def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
     return tuple(selected)
 
 
-def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:
+def _refuse_other_engines(host: Host, entry: Entry, entries: tuple[Entry, ...]) -> None:
     """Only one engine is queried and restarted; an entry of another one must be rolled back first."""
     keys = ("engine", "manager", "config")
     desired = tuple(entry.manifest.get(key) or "" for key in keys)
@@ -202,5 +202,5 @@ def _refuse_other_engines(entry: Entry, entries: tuple[Entry, ...]) -> None:
         if tuple(later.manifest.get(key) or "" for key in keys) != desired:
             raise ConfigError(
                 f"{later.id} wrote the same files later, for something else; nothing was restored",
-                hint=f"roll that back first: gpunode rollback {later.id}",
+                hint=f"roll that back first: {rollback_command(host, later.id)}",
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.host import Host
-from gpunode.host.journal import FileEdit, Journal
+from gpunode.host.journal import FileEdit, Journal, rollback_command
 from gpunode.host.transaction import attempt, begin
 from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text, change_blocks
 from gpunode.runtime import find
@@ -120,17 +120,17 @@ def report(task: Task, applied: Applied, request: Request, notes: tuple[str, ...
     )
     fails = request.dry_run and request.exit_code and pending
     messages = (*plan.notes, *task.intent.notes, *notes)
-    blocks = _blocks(plan, data, request, engine.host.live, kind)
+    blocks = _blocks(plan, data, request, engine.host, kind)
     return Result(
         kind, data, exit_code=ExitCode.FAILED if fails else ExitCode.OK, messages=messages, blocks=blocks
     )
 
 
 def _blocks(
-    plan: Plan, data: RuntimeConfiguration, request: Request, live: bool, kind: str
+    plan: Plan, data: RuntimeConfiguration, request: Request, host: Host, kind: str
 ) -> tuple[Block, ...]:
     blocks = edit_blocks(plan.edits, kind, dry_run=request.dry_run)
-    blocks += _about_restart(data, request, live)
+    blocks += _about_restart(data, request, host.live)
     if request.dry_run:
         return tuple(blocks)
     if data.active is not None:
@@ -138,7 +138,7 @@ def _blocks(
         seen = f"{plan.engine} has the runtimes {handlers}; default: {data.active.default}"
         blocks.append(Text(seen, Style.GOOD))
     if data.journal and kind != "Rollback":
-        blocks.append(Text(f"undo it with: gpunode rollback {data.journal}", Style.DIM))
+        blocks.append(Text(f"undo it with: {rollback_command(host, data.journal)}", Style.DIM))
     if data.active is not None and request.configures:
         blocks.append(Text(f"next: gpunode verify --on {plan.engine}", Style.COMMAND))
     return tuple(blocks)

@@ -6,6 +6,8 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +232,18 @@ def test_rollback_restores_the_file_and_a_second_one_has_nothing_to_do(
     assert (root / DOCKER).read_text() == '{"debug":true}'
     with pytest.raises(UsageError):
         journal.roll_back(host, SilentProgress())
+
+
+def test_printed_undo_command_names_the_root_that_holds_the_journal(root: Path) -> None:
+    (root / DOCKER).write_text('{"debug":true}')
+    options = ("configure-runtime", "--runtime", "docker")
+    changed = gpunode("--root", str(root), *options)
+    assert changed.code == 0 and "nvidia" in (root / DOCKER).read_text(), changed.err
+    (undo,) = re.findall(r"^undo it with: gpunode (.+)$", changed.out, re.M)
+    ran = gpunode(*shlex.split(undo))
+    assert ran.code == 0 and (root / DOCKER).read_text() == '{"debug":true}', ran.err
+    exported = {"GPUNODE_ROOT": str(root)}
+    assert "\nundo it with: gpunode rollback 2" in gpunode(*options, env=exported).out
 
 
 def test_runtimes_that_are_removed_one_by_one_leave_the_original_bytes(root: Path) -> None:

@@ -180,7 +180,7 @@ def test_interrupted_setup_names_its_changes_and_the_undo_command(
     journal = result.data.stages[1].result.journal
     (error,) = result.errors
     assert error.message == "interrupted during gpunode verify; changed: /etc/containerd/config.toml"
-    assert error.hint == f"undo it with: gpunode rollback {journal}"
+    assert error.hint == f"undo it with: gpunode --root {host.root} rollback {journal}"
     assert Text("$ gpunode verify", Style.COMMAND) in printed
 
 

@@ -156,7 +156,7 @@ def test_ctrl_c_between_two_steps_names_the_remaining_changes(host: Host, tmp_pa
         walk(host, (way.step("a", run=change), way.step("b")), show, dry_run=False)
     assert caught.value.exit_code == ExitCode.INTERRUPTED
     assert caught.value.message == "interrupted during set-up; changed: /etc/a"
-    assert caught.value.hint.startswith("undo it with: gpunode rollback ")
+    assert caught.value.hint.startswith(f"undo it with: gpunode --root {host.root} rollback ")
     assert way.called == ["run a"]
 
 
