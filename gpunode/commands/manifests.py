@@ -200,13 +200,16 @@ def everything(desired: PluginSet, node: str, taint: bool, image: str, resource:
         name = checked_subdomain(node, "a node's name")
         objects += (manifests.gpu_node(name, desired.vendor, taint=taint),)
     objects += _plugin_objects(desired)
-    messages = missing_image(desired.image)
+    comments = missing_image(desired.image)
+    if node:
+        comments += (f"kubectl delete of this output deletes Node {node} too: leave out --node for that",)
+    messages = comments
     if desired.vendor == "nvidia" or image:
         resource = resource or manifests.resource(desired.vendor)
         objects += (manifests.vector_add(vector_add_pod(image, resource, "", node, desired.runtime_class)),)
     else:
         messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
-    return printed(objects, messages, missing_image(desired.image))
+    return printed(objects, messages, comments)
 
 
 def uses(desired: PluginSet) -> tuple[str, ...]:
@@ -388,7 +391,7 @@ ClassOption = Annotated[
     typer.Option(
         "--runtime-class",
         metavar="NAME",
-        help="RuntimeClass of the pods; empty: none, for nodes where --cdi replaces the toolkit.",
+        help="RuntimeClass of the pods; empty: none, for nodes with CDI instead of NVIDIA's toolkit.",
     ),
 ]
 MigOption = Annotated[
@@ -432,7 +435,8 @@ TaintOption = Annotated[
     bool,
     typer.Option(
         "--taint",
-        help="With --node, a taint that keeps other pods off; applying it replaces the Node's taints.",
+        help=f"With --node, replace its taints by {manifests.resource('nvidia')}={manifests.TAINT_VALUE}"
+        ":NoSchedule; to keep them, use kubectl taint.",
     ),
 ]
 LABEL_SINKS = ("node", "node-feature", "file")
@@ -470,7 +474,13 @@ def manifests_all(
     image_pull_secret: SecretOption = "",
     labels: LabelsOption = None,
     node: Annotated[
-        str, typer.Option("--node", metavar="NAME", help="Also label this Node, and run the test pod on it.")
+        str,
+        typer.Option(
+            "--node",
+            metavar="NAME",
+            help="Also label this Node, and run the test pod on it, else on any; kubectl delete would delete"
+            " the Node.",
+        ),
     ] = "",
     taint: TaintOption = False,
     test_image: Annotated[
@@ -567,9 +577,9 @@ def manifests_daemon_set(
 ) -> Result:
     """Print the device plugin's DaemonSet. It has the least rights that the options need.
 
-    Its service account is printed by gpunode manifests rbac.
+    Apply its service account, too: gpunode manifests rbac.
 
-    gpunode manifests daemon-set --image example.com/gpunode:0.1.0 --cdi
+    gpunode manifests daemon-set --image example.com/gpunode:0.1.0
     """
     desired = plugin_set(
         session.host,
@@ -599,7 +609,7 @@ def manifests_rbac(
             "--namespace",
             metavar="NAME",
             help="Namespace of the account.",
-            show_default="kube-system, for verify gpunode-verify",
+            show_default="kube-system, with verify gpunode-verify",
         ),
     ] = "",
     uses: Annotated[
@@ -618,7 +628,7 @@ def manifests_rbac(
             "--name",
             metavar="NAME",
             help="Name of the account.",
-            show_default="gpunode-USE, for the plugin gpunode-device-plugin",
+            show_default="gpunode-USE or gpunode-USE-USE, for the plugin gpunode-device-plugin",
         ),
     ] = "",
 ) -> Result:

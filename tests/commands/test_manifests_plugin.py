@@ -91,6 +91,14 @@ def test_all_api_requests_match_the_schema() -> None:
     }
 
 
+def test_output_with_a_node_warns_of_kubectl_delete() -> None:
+    ran = manifests("all", *IMAGE, "--node", "gpu-1")
+    warning = "kubectl delete of this output deletes Node gpu-1 too: leave out --node for that"
+    assert ran.err.splitlines() == [warning] and ran.out.splitlines()[0] == f"# {warning}"
+    ran = manifests("all", *IMAGE)
+    assert (ran.code, ran.err) == (0, "") and "#" not in ran.out
+
+
 @pytest.mark.parametrize("options", [(), COMBINATIONS[6], COMBINATIONS[9]], ids=" ".join)
 def test_kubectl_accepts_the_stream(options: tuple[str, ...], tmp_path: Path) -> None:
     text = manifests("all", *IMAGE, "--node", "gpu-1", *options).out
