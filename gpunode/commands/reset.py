@@ -717,11 +717,15 @@ def reset_node(
 ) -> Result:
     """Undo everything that gpunode changed on this node. The plan is shown first; gpunode's journal is kept.
 
-    Of the cluster, only labels and resources of this Node are removed. Needs root, even with --dry-run.
+    The driver stays; the output has the command that removes it. Of the cluster, only labels and resources of
+    this Node are removed; the last example deletes what serves every node: RuntimeClass, DaemonSet and its
+    account, test pod. Needs root, even with --dry-run.
 
     sudo gpunode reset --dry-run
 
-    sudo gpunode reset --yes --kubeconfig kubelet
+    sudo gpunode reset --kubeconfig kubelet
+
+    gpunode manifests all | kubectl delete -f -
     """
     access = Access(kubeconfig, kube_context, server)
     request = ResetRequest(access, node, dry_run, yes, session.confirm)
