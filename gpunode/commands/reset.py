@@ -717,9 +717,9 @@ def reset_node(
 ) -> Result:
     """Undo everything that gpunode changed on this node. The plan is shown first; gpunode's journal is kept.
 
-    The driver stays; the output has the command that removes it. Of the cluster, only labels and resources of
-    this Node are removed; the last example deletes what serves every node: RuntimeClass, DaemonSet and its
-    account, test pod. Needs root, even with --dry-run.
+    A driver that gpunode installed stays; the output has the command that removes it. Of the cluster, only
+    labels and resources of this Node are removed; the last example deletes what serves every node:
+    RuntimeClass, DaemonSet and its account, test pod. Needs root, even with --dry-run.
 
     sudo gpunode reset --dry-run
 
