@@ -181,9 +181,7 @@ def cdi_generate(
 ) -> Result:
     """Print a CDI specification of the GPUs. To keep one up to date: gpunode cdi refresh --install.
 
-    gpunode cdi generate
-
-    sudo gpunode cdi generate --output-file /etc/cdi/nvidia.yaml
+    gpunode cdi generate > nvidia.yaml
     """
     _refuse_mode(mode)
     disabled, enabled, flags = disable_hook or [], enable_hook or [], feature_flag or []

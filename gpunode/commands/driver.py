@@ -125,7 +125,8 @@ def driver_install(
     ] = "",
     lock_timeout: LockOption = LOCK_SECONDS,
 ) -> Result:
-    """Install the driver as planned. GPU work is never interrupted; the last line says whether to reboot.
+    """Install the driver as planned. Running GPU programs continue. If a reboot is needed, the output says
+    so; until then, new CUDA programs may fail.
 
     Needs root and --yes, except with --dry-run.
 

@@ -101,9 +101,9 @@ def rollback(
     Needs root, except for a change of the user's own rootless engine. Running containers
     are stopped only after you confirm it, or with --yes.
 
-    sudo gpunode rollback
+    sudo gpunode rollback --dry-run
 
-    sudo gpunode rollback 20261124T021435Z-configure-runtime --dry-run
+    sudo gpunode rollback 20261124T021435Z-configure-runtime
     """
     refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(

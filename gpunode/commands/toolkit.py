@@ -80,7 +80,7 @@ def toolkit_install(
         typer.Option(
             "--repository",
             metavar="URL",
-            help="URL of a mirror: the directory above 'stable'.",
+            help="URL of a mirror, without its stable/deb or stable/rpm.",
             show_default="NVIDIA's repository",
         ),
     ] = "",
@@ -94,7 +94,8 @@ def toolkit_install(
     lock_timeout: LockOption = LOCK_SECONDS,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Install the toolkit. NVIDIA's repository and key are added, and outdated repositories are disabled.
+    """Install the toolkit. It adds NVIDIA's repository and key, and disables retired and duplicate entries of
+    that repository, without a question.
 
     Needs root (except with --dry-run).
 

@@ -231,7 +231,8 @@ def unconfigure_runtime(
 ) -> Result:
     """Remove the nvidia runtime from a container engine. The previous default runtime is restored.
 
-    Needs root, except with --dry-run. gpunode asks before it stops running containers.
+    Needs root, except with --dry-run and for the user's own rootless engine. Running containers are stopped
+    only after you confirm it, or with --yes.
 
     sudo gpunode unconfigure-runtime --runtime docker
     """
