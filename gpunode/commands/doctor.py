@@ -319,7 +319,7 @@ IgnoreOption = Annotated[
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.")]
 PreflightOption = Annotated[
     Preflight | None,
-    typer.Option("--preflight", help="Check whether this can be installed here."),
+    typer.Option("--preflight", help="Report only what would block its installation."),
 ]
 ExpectOption = Annotated[
     int | None,
@@ -341,21 +341,21 @@ FixOption = Annotated[
     typer.Option("--fix", help="Print the commands that fix the findings."),
 ]
 ApplyOption = Annotated[
-    bool, typer.Option("--apply", help="With --fix, run the safe commands and check again.")
+    bool, typer.Option("--apply", help="With --fix, run the commands that disrupt nothing, and check again.")
 ]
 AllowOption = Annotated[
     Strings,
     typer.Option(
         "--allow",
         metavar="restart|drain|reboot,...",
-        help="With --apply, also restart daemons, drain or reboot.",
+        help="With --apply, also restart daemons, stop GPU work (drain) or reboot.",
     ),
 ]
 ChecksArgument = Annotated[
     Strings,
     typer.Argument(
         metavar="[ID]...",
-        help="Checks to run; with --compare, reports or bundles.",
+        help="Checks to run, as with --only; with --compare, reports or bundles.",
         show_default="all",
         autocompletion=completion.checks,
     ),

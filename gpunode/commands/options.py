@@ -175,14 +175,14 @@ ExitCodeOption = Annotated[
 NoVerifyOption = Annotated[
     bool, typer.Option("--no-verify", help="Don't query the running daemon afterwards.")
 ]
+_KUBECONFIG: Any = {"metavar": "PATH", "show_default": "KUBECONFIG, the pod's account or ~/.kube/config"}
 KubeconfigOption = Annotated[
     str,
-    typer.Option(
-        "--kubeconfig",
-        metavar="PATH",
-        help="Kubeconfig file, or kubelet for the kubelet's own.",
-        show_default="KUBECONFIG, the pod's account or ~/.kube/config",
-    ),
+    typer.Option("--kubeconfig", help="Kubeconfig file, or kubelet for the kubelet's own.", **_KUBECONFIG),
+]
+PodKubeconfigOption = Annotated[
+    str,
+    typer.Option("--kubeconfig", help="Kubeconfig file; the kubelet's may not create pods.", **_KUBECONFIG),
 ]
 ContextOption = Annotated[
     str,

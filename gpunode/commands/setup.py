@@ -32,8 +32,8 @@ from gpunode.commands.options import (
     ContextOption,
     DefaultOption,
     DryRunOption,
-    KubeconfigOption,
     NodeOption,
+    PodKubeconfigOption,
     RestartCommandOption,
     RuntimeOption,
     ServerOption,
@@ -93,17 +93,23 @@ class PluginWay(StrEnum):
 
 KubernetesOption = Annotated[
     bool,
-    typer.Option("--kubernetes", help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod."),
+    typer.Option(
+        "--kubernetes",
+        help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most).",
+    ),
 ]
 PluginOption = Annotated[
-    PluginWay, typer.Option("--plugin", help="Run the device plugin as a systemd unit or as a DaemonSet.")
+    PluginWay,
+    typer.Option(
+        "--plugin", help="Run the device plugin as a systemd unit, or as a DaemonSet on all GPU nodes."
+    ),
 ]
 ImageOption = Annotated[
     str,
     typer.Option(
         "--image",
         metavar="REF",
-        help="With --plugin daemonset, image of gpunode in your registry (see docs/manifests.md).",
+        help="Image of the DaemonSet (docs/manifests.md).",
         show_default=f"gpunode:{__version__}, which each node must have",
         rich_help_panel="Kubernetes options",
     ),
@@ -130,7 +136,7 @@ def setup(
     plugin: PluginOption = PluginWay.SYSTEMD,
     image: ImageOption = "",
     test_image: TestImageOption = "",
-    kubeconfig: KubeconfigOption = "",
+    kubeconfig: PodKubeconfigOption = "",
     kube_context: ContextOption = "",
     server: ServerOption = "",
     node: NodeOption = "",
@@ -138,9 +144,10 @@ def setup(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
-    """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do.
-
-    Needs root (except with --dry-run), the driver, and NVIDIA's toolkit (not with --cdi or --kubernetes).
+    """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do. The
+    engine is restarted or reloaded; running containers are stopped only after you confirm it, or with --yes.
+    Needs root (except with --dry-run), the driver, and NVIDIA's toolkit (not with --cdi). --kubernetes
+    installs the toolkit; from a mirror or offline, run toolkit install first.
 
     sudo gpunode setup --runtime containerd
 

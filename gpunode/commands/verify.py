@@ -13,9 +13,9 @@ from gpunode.commands.gpus import explain_failure
 from gpunode.commands.options import (
     ConfigOption,
     ContextOption,
-    KubeconfigOption,
     NameOption,
     NodeOption,
+    PodKubeconfigOption,
     ServerOption,
     SocketOption,
     duration_option,
@@ -266,7 +266,7 @@ ImageOption = Annotated[
     typer.Option(
         "--image",
         metavar="REF",
-        help="Run the vectoradd program of this image instead.",
+        help="Run the vectoradd program of this image instead; an engine must have it.",
         show_default=f"for a pod {vector_add_image()}",
     ),
 ]
@@ -321,13 +321,13 @@ def verify(
     resource: ResourceOption = "",
     runtime_class: ClassOption = "auto",
     node: NodeOption = "",
-    kubeconfig: KubeconfigOption = "",
+    kubeconfig: PodKubeconfigOption = "",
     kube_context: ContextOption = "",
     server: ServerOption = "",
 ) -> Result:
     """Run a CUDA program on every GPU and check the result. MIG devices are included.
 
-    With --on kubernetes, NVIDIA's sample runs in a pod on one GPU of this node. With an engine it needs root,
+    With --on kubernetes, NVIDIA's sample in a pod checks one GPU of this node. With an engine it needs root,
     or the right to use the engine's socket.
 
     gpunode verify
