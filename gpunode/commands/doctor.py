@@ -319,7 +319,7 @@ IgnoreOption = Annotated[
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.")]
 PreflightOption = Annotated[
     Preflight | None,
-    typer.Option("--preflight", help="Report only what would block its installation."),
+    typer.Option("--preflight", help="Report only what blocks its installation."),
 ]
 ExpectOption = Annotated[
     int | None,
@@ -355,7 +355,7 @@ ChecksArgument = Annotated[
     Strings,
     typer.Argument(
         metavar="[ID]...",
-        help="Checks to run, as with --only; with --compare, reports or bundles.",
+        help="Checks to run, as --only; with --compare, reports.",
         show_default="all",
         autocompletion=completion.checks,
     ),
