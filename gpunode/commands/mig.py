@@ -91,7 +91,7 @@ ConfigFileOption = Annotated[
         "--config-file",
         env="CONFIG_FILE",
         metavar="FILE",
-        text="Configuration file, as for NVIDIA's mig-parted; - is standard input. [required]",
+        text="File such as docs/mig-config.yaml; - is standard input. [required]",
     ),
 ]
 LabelOption = Annotated[
@@ -119,8 +119,8 @@ DrainOption = Annotated[
     typer.Option(
         "--drain",
         metavar="UNIT|CONTAINER|PID,...",
-        help="Stop these users of a GPU first, such as nvidia-dcgm (monitoring); a unit or container "
-        "(docker:ID) is started again afterwards.",
+        help="Stop these users of a GPU first; a unit, such as nvidia-dcgm (monitoring), or container"
+        " (docker:ID) is started again, a PID (SIGTERM) isn't.",
     ),
 ]
 
@@ -178,7 +178,8 @@ def mig_apply(
     ] = False,
     dry_run: DryRunOption = False,
 ) -> Result:
-    """Apply a MIG configuration. It is refused while GPUs are in use; on failure all is rolled back.
+    """Apply a MIG configuration. Other MIG devices are deleted without a question. It is refused while GPUs
+    are in use; on failure all is rolled back.
 
     Needs root; with --dry-run only to read MIG instances.
 
