@@ -16,6 +16,7 @@ from gpunode.output.result import Result, Text
 
 ENVIRONMENT = "environment"
 _VARIABLE = 42  # columns for a variable's name; a longer one gets a line of its own
+_LEAST = 80  # columns that the longest option needs beside it: users copy names, so none is folded
 
 
 def _environment(context: Any, of: str) -> str:
@@ -29,6 +30,16 @@ def _environment(context: Any, of: str) -> str:
         "Values: true or false for a flag; several values with commas between. GPUNODE_STATE_DIR is the"
         " directory of the journal, by default /var/lib/gpunode, and ~/.local/state/gpunode without root."
     )
+    formatter.write_text(
+        "Only the command above a name reads it; plugin check-config reads those of plugin serve. Names"
+        " without GPUNODE_ are those of NVIDIA's programs. NODE_NAME is also the default of --node in setup,"
+        " verify, reset, mig apply and node advertise."
+    )
+    formatter.write_text(
+        "sudo drops variables: sudo GPUNODE_OUTPUT=json gpunode doctor. Only gpunode's systemd units read"
+        " /etc/gpunode/env."
+    )
+    formatter.width = max(formatter.width, _LEAST)
     listed = [
         variable
         for variable in variables(context.command)

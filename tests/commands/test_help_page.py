@@ -103,6 +103,13 @@ def test_help_environment_lists_commands_in_the_order_of_the_first_page() -> Non
     assert commands == [name for name in COMMANDS if name in commands]
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_help_environment_folds_no_name(columns: str) -> None:
+    listed = gpunode("help", "environment", env={"COLUMNS": columns}).out
+    name = "SHARED_DEVICES_ALLOCATION_POLICY"
+    assert re.search(rf"^  {name} +--shared-devices-allocation-policy$", listed, re.M)
+
+
 def test_help_environment_of_labels_lists_the_variables_that_it_shares_with_the_plugin() -> None:
     listed = gpunode("help", "environment", "labels").out
     flags = set(re.findall(r"--[\w-]+$", listed, re.M))
