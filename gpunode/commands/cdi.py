@@ -97,7 +97,7 @@ DisableHookOption = Annotated[
         "--disable-hook",
         "--disable-hooks",
         metavar="NAME,...",
-        help="Omit these hooks; all: every hook.",
+        help="Omit these hooks, such as chmod, or all.",
         autocompletion=one_of("all", *HOOK_NAMES, comma=True),
     ),
 ]

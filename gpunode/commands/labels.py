@@ -373,7 +373,7 @@ def labels(
 
     They can be published as a feature file or NodeFeature object for Node Feature Discovery,
     or on the Node itself. GPU Feature Discovery's flags, variables and config file are accepted.
-    Root is needed for --to file.
+    Root is needed for --to file. Options with [true|false] are false unless a default is shown.
 
     gpunode labels
 

@@ -161,7 +161,7 @@ AlsoOption = Annotated[
     typer.Option(
         "--also",
         metavar="cdi|legacy,...",
-        help="Also register the runtime in this mode, as nvidia-cdi or nvidia-legacy.",
+        help="Also register nvidia-cdi (GPUs by CDI) or nvidia-legacy (GPUs by NVIDIA's hook).",
         autocompletion=one_of("cdi", "legacy", comma=True),
     ),
 ]

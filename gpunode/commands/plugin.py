@@ -58,9 +58,8 @@ plugin_app = command_group("Run and inspect the Kubernetes device plugin.")
 @verb(plugin_app, "serve", "PluginRun", cls=SettingsCommand, service=lambda options: True)
 def plugin_serve(session: Session, **options: Any) -> Result:
     """Run the device plugin. It stays in the foreground until SIGTERM or Ctrl-C. Needs root, except with
-    --simulate.
-
-    The flags, variables and config file of NVIDIA's device plugin are accepted. SIGHUP rereads the file.
+    --simulate. The flags, variables and config file of NVIDIA's device plugin are accepted. SIGHUP rereads
+    the file. Each option with [true|false] is false by default.
 
     sudo gpunode plugin serve
 
@@ -92,6 +91,10 @@ def plugin_check_config(
 # `gpunode plugin inject`.
 
 _FAULTS = "xid, ecc, lost, return, unplug, plug, remap, recovery, fabric, mig, reset, heal, driver"
+_FAULTS_HELP = (
+    "What happens: xid N, ecc N, lost, return, unplug, plug, remap STATE (memory rows), recovery ACTION,"
+    " fabric STATE (NVLink), mig LAYOUT, reset, heal (undo all), driver gone|back."
+)
 
 
 @verb(plugin_app, "inject", "InjectedFault")
@@ -99,14 +102,19 @@ def plugin_inject(
     session: Session,
     fault: Annotated[
         str,
-        typer.Argument(
-            metavar="[FAULT]", help=f"What happens: {_FAULTS}.", autocompletion=one_of(*_FAULTS.split(", "))
-        ),
+        typer.Argument(metavar="[FAULT]", help=_FAULTS_HELP, autocompletion=one_of(*_FAULTS.split(", "))),
     ] = "",
     value: Annotated[
-        str, typer.Argument(metavar="[VALUE]", help="Detail of the fault, such as the number of an XID.")
+        str,
+        typer.Argument(
+            metavar="[VALUE]",
+            help="N, LAYOUT, ACTION or STATE; errors list the valid words.",
+        ),
     ] = "",
-    gpu: Annotated[str, typer.Option("--gpu", metavar="GPU", help="GPU index, UUID or all.")] = "",
+    gpu: Annotated[
+        str,
+        typer.Option("--gpu", metavar="GPU", help="GPU index, UUID or all; required except for driver."),
+    ] = "",
     gi: Annotated[int | None, typer.Option("--gi", metavar="ID", help="GPU instance of an XID.")] = None,
     ci: Annotated[int | None, typer.Option("--ci", metavar="ID", help="Compute instance of an XID.")] = None,
     script: Annotated[

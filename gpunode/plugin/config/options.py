@@ -127,7 +127,7 @@ OPTIONS = (
     ),
     Option(
         "device_list_strategy",
-        "How containers get GPUs.",
+        "Pass GPUs by NVIDIA's runtime (envvar, volume-mounts) or by CDI.",
         kind="choices",
         key="flags.plugin.deviceListStrategy",
         variables=("DEVICE_LIST_STRATEGY",),
@@ -143,7 +143,7 @@ OPTIONS = (
     ),
     Option(
         "gdrcopy_enabled",
-        "Also pass the GDRCopy device.",
+        "Also pass /dev/gdrdrv, the GDRCopy device.",
         kind="boolean",
         key="flags.gdrcopyEnabled",
         variables=("GDRCOPY_ENABLED",),
@@ -196,7 +196,7 @@ OPTIONS = (
     ),
     Option(
         "device_discovery_strategy",
-        "How to find GPUs; vfio, for labels only: GPUs of virtual machines.",
+        "How to find GPUs (tegra: Jetson; vfio: of VMs, for labels only).",
         kind="choice",
         key="flags.deviceDiscoveryStrategy",
         variables=("DEVICE_DISCOVERY_STRATEGY",),
@@ -233,7 +233,7 @@ OPTIONS = (
     ),
     Option(
         "cdi_feature_flags",
-        "Features of the CDI specifications.",
+        "CDI features, such as disable-ipc-discoverer.",
         kind="words",
         key="flags.gpunode.cdiFeatureFlags",
         variables=("CDI_FEATURE_FLAGS",),
@@ -241,7 +241,7 @@ OPTIONS = (
     ),
     Option(
         "cdi_disable_hooks",
-        "Omit these hooks; all: every hook.",
+        "Omit these hooks, such as chmod, or all.",
         kind="words",
         key="flags.gpunode.cdiDisableHooks",
         variables=("CDI_DISABLE_HOOKS",),
@@ -287,7 +287,7 @@ OPTIONS = (
     ),
     Option(
         "exclude",
-        "Ignore these GPUs: index, UUID, PCI address, or glob of the model.",
+        "Ignore these GPUs, named as for --include.",
         kind="selectors",
         key="resources.exclude",
     ),
@@ -391,7 +391,7 @@ OPTIONS = (
     Option(
         "output_file",
         "Write to this file, for Node Feature Discovery.",
-        default="with --to file its features.d/gfd",
+        default="with --to file NFD's features.d/gfd",
         kind="path",
         key="flags.gfd.outputFile",
         variables=("GFD_OUTPUT_FILE",),
