@@ -50,7 +50,7 @@ def make_mps(service: PluginService) -> Part:
     ledger = service.ledger
 
     def source() -> tuple[Settings, Plan] | None:
-        return None if ledger.inventory is None or ledger.trouble else (ledger.settings, ledger.plan)
+        return (ledger.settings, ledger.plan) if ledger.planned and not ledger.trouble else None
 
     supervisor = Supervisor(service.host, service.log, source, ledger.tick, soon=service.again_within)
     ledger.vetoes.append(supervisor)

@@ -105,6 +105,7 @@ class Ledger:
         self.inventory: Inventory | None = None
         self.topology = Topology()
         self.plan = Plan()
+        self.planned = False  # the first plan is made: until then the empty one says nothing
         self.trouble = ""  # why the present GPUs can't be advertised with these settings
         self.config_trouble = ""  # why the present config file isn't the active one; see config/watch.py
         self.readings_now: dict[str, Reading] = {}
@@ -191,8 +192,9 @@ class Ledger:
             self.trouble = ""
             self._say.reset()
             if plan == self.plan:
+                self.planned = True
                 return
-            self.plan = plan
+            self.plan, self.planned = plan, True
             self._units = tuple((resource, resource.units) for resource in plan.resources)
             self._publish()
             self._report_left_out()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
-from gpunode.gpu.model import Reading, Topology
+from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Feed, Ledger
@@ -29,6 +29,22 @@ def made(backend: FakeBackend | None = None) -> tuple[Ledger, FakeBackend, FakeJ
     ledger = Ledger(backend, Settings(), judge, log, time.time)
     backend.sink = ledger
     return ledger, backend, judge, log
+
+
+@pytest.mark.parametrize("resources", [{A: 2}, {}])
+def test_empty_plan_is_not_active_before_the_first_one_is_made(resources: dict[str, int]) -> None:
+    """Without MPS resources in it, the daemons of a killed plugin would be ended, and pods' programs too."""
+    planned: list[bool] = []
+
+    class Planning(FakeBackend):
+        def plan(self, settings: Settings, seen: Inventory) -> Plan:
+            planned.append(ledger.planned)
+            return super().plan(settings, seen)
+
+    ledger, backend, _, _ = made(Planning(resources))
+    backend.look()
+    assert planned == [False]
+    assert ledger.planned
 
 
 class Condemns:

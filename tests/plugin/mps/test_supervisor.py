@@ -10,15 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine
+from gpunode.gpu.model import Inventory
+from gpunode.plugin.compose import make_mps
 from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.ledger import Ledger
+from gpunode.plugin.model import Plan
 from gpunode.plugin.mps import layout, supervisor
 from gpunode.plugin.mps.daemon import Identity, left_behind, remains, start
 from gpunode.plugin.mps.layout import DaemonSpec
 from gpunode.plugin.mps.supervisor import Keeper
+from gpunode.plugin.serve import PluginService
+from tests.plugin.fakes import FakeBackend, FakeJudge
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import MemoryLog, eventually
 
@@ -170,6 +178,31 @@ def test_daemon_that_outlived_its_supervisor_is_adopted(node: MpsNode) -> None:
         assert "using the MPS control daemon that already runs" in log.messages("info")
     assert orphan.ended() is not None
     assert node.gpus.compute_modes() == {gpu_uuid(0): DEFAULT}
+
+
+def test_daemon_of_a_killed_plugin_outlives_the_time_until_the_first_plan(node: MpsNode) -> None:
+    """A tick between "GPUs found" and the plan saw no resource with MPS and ended every daemon."""
+    wanted = spec(node)
+    layout.prepare(node.host, wanted, node.root, MemoryLog())
+    orphan = start(node.host, str(node.mps.program), wanted)
+    log = MemoryLog()
+    settings = Settings(mps=True, mps_root=node.root)
+
+    class Ticking(FakeBackend):
+        def plan(self, settings: Settings, seen: Inventory) -> Plan:
+            mps.tick(time.monotonic())
+            return super().plan(settings, seen)
+
+    backend = Ticking({})
+    ledger = Ledger(backend, settings, FakeJudge(), log, time.time)
+    service = SimpleNamespace(host=node.host, log=log, ledger=ledger, again_within=lambda _: None)
+    mps = make_mps(cast(PluginService, service))
+    backend.sink = ledger
+    backend.look()
+    assert log.messages() == [] and orphan.ended() is None
+    mps.tick(time.monotonic())  # the plan is made, and has no resource with MPS
+    assert eventually(lambda: orphan.ended() is not None)
+    mps.close()
 
 
 def test_earlier_daemon_with_other_gpus_is_stopped_first(node: MpsNode) -> None:
