@@ -431,6 +431,15 @@ PortOption = Annotated[
 SecretOption = Annotated[
     str, typer.Option("--image-pull-secret", metavar="NAME", help="Image pull secret of the registry.")
 ]
+NodeOption = Annotated[
+    str,
+    typer.Option(
+        "--node",
+        metavar="NAME",
+        help="Also label this Node, and run the test pod on it, else on any; kubectl delete would delete the"
+        " Node.",
+    ),
+]
 TaintOption = Annotated[
     bool,
     typer.Option(
@@ -473,15 +482,7 @@ def manifests_all(
     metrics_port: PortOption = 0,
     image_pull_secret: SecretOption = "",
     labels: LabelsOption = None,
-    node: Annotated[
-        str,
-        typer.Option(
-            "--node",
-            metavar="NAME",
-            help="Also label this Node, and run the test pod on it, else on any; kubectl delete would delete"
-            " the Node.",
-        ),
-    ] = "",
+    node: NodeOption = "",
     taint: TaintOption = False,
     test_image: Annotated[
         str,

@@ -95,7 +95,8 @@ KubernetesOption = Annotated[
     bool,
     typer.Option(
         "--kubernetes",
-        help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most).",
+        help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most). From a"
+        " mirror or offline, run toolkit install first.",
     ),
 ]
 PluginOption = Annotated[
@@ -109,7 +110,7 @@ ImageOption = Annotated[
     typer.Option(
         "--image",
         metavar="REF",
-        help="Image of the DaemonSet (docs/manifests.md).",
+        help="Image of the DaemonSet in your registry (docs/manifests.md).",
         show_default=f"gpunode:{__version__}, which each node must have",
         rich_help_panel="Kubernetes options",
     ),
@@ -144,10 +145,9 @@ def setup(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
-    """Diagnose, configure and verify this node in one run. It ends at the first failure, with what to do. The
-    engine is restarted or reloaded; running containers are stopped only after you confirm it, or with --yes.
-    Needs root (except with --dry-run), the driver, and NVIDIA's toolkit (not with --cdi). --kubernetes
-    installs the toolkit; from a mirror or offline, run toolkit install first.
+    """Diagnose, configure and verify this node in one run. It ends at the first failure. The engine is
+    restarted or reloaded; running containers are stopped only after you confirm it, or with --yes. Needs root
+    (not with --dry-run), driver and toolkit (not with --cdi; --kubernetes installs it from NVIDIA).
 
     sudo gpunode setup --runtime containerd
 

@@ -211,7 +211,9 @@ def test_failed_restart_in_the_recovery_is_retried_by_the_next_run(host: Host) -
     with begin(host, not_up) as (_, notes):
         (entry,) = journal.entries()
     assert (contents(host)[0], states(host)) == (b"old", ["applied"])
-    assert "journalctl -u docker" in notes[1] and notes[2].endswith(f"gpunode rollback {entry.id}")
+    assert "journalctl -u docker" in notes[1] and notes[2].endswith(
+        f": gpunode --root {host.root} rollback {entry.id}"
+    )
     restarted: list[str] = []
     recover(host, journal, lambda one: restarted.append(one.id))
     assert (restarted, states(host)) == ([entry.id], ["rolled-back"])
