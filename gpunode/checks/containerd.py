@@ -38,8 +38,6 @@ _NEWEST = (((2, 3), 4), ((2, 0), 3), ((1, 3), 2), ((1, 0), 1))
 # from the first of these releases until before the second (containerd pull requests 12891 and 13939)
 _REFUSES_HIGHER = ((2, 3), (2, 3, 5))
 HANDLER = "nvidia"
-
-
 WHERE = (
     " Checked if the kubelet uses this containerd, or if it is the node's only engine. Beside "
     "Docker without a kubelet, the CRI isn't needed."
@@ -211,8 +209,10 @@ def _passed_over(node: Node, config: ContainerdConfig) -> Verdict | None:
         line, change = 1, f"add {missing} above all other settings"
         summary = f'containerd ignores "{table.plugin}" in {table.path}: the line {missing} is missing'
     why = "The version decides under which names containerd looks for its plugins' tables; it ignores others."
-    ignored = judge(summary, *evidence, fix=edit(node, table.path, line, change), why=why)
-    return replace(ignored, reboot=False)  # containerd starts with such a file as before
+    fix = edit(node, table.path, line, change)
+    if node.kubelet is not None and any("SystemdCgroup" in setting for setting in table.what):
+        fix = fixes.new_cgroup_driver(node, fix, "containerd")
+    return replace(judge(summary, *evidence, fix=fix, why=why), reboot=False)  # it starts as before
 
 
 def edit(node: Node, path: str, line: int | None, change: str) -> Fix:
@@ -605,7 +605,7 @@ def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
     fix = fixes.RESTART_CONTAINERD.other.after(change)
     if not files or (node.containerd and node.containerd.manager):
         fix = edit(node, config.path, None, f"set SystemdCgroup = {desired} in the options of each runtime")
-    return fixes.new_cgroup_driver(fix, "containerd")
+    return fixes.new_cgroup_driver(node, fix, "containerd")
 
 
 def _systemd(running: dict[str, Any], config: ContainerdConfig, name: str) -> bool | None:

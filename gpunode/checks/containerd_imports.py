@@ -106,8 +106,7 @@ def _finding(node: Node, judge: Callable[..., Verdict], summary: str, removed: t
     here = [setting for setting in removed if setting.by == removed[0].by]
     fix = edit(node, removed[0].by, None, "\n".join((change, *_pasted(node, plugin, here))))
     if node.kubelet is not None and any(setting.keys[-1] == "SystemdCgroup" for setting in here):
-        # https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers
-        fix = fixes.new_cgroup_driver(fix, "containerd")
+        fix = fixes.new_cgroup_driver(node, fix, "containerd")
     table = seen(
         removed[0].by, f'a table "{plugin}" without these settings: the running containerd lacks them', line
     )

@@ -313,7 +313,7 @@ def crio_cgroup_manager(node: Node) -> Verdict:
     setting = seen("KubeletConfiguration cgroupDriver", own)
     path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
-    fix = new_cgroup_driver(restart_crio(node.crio.unit).after(command), "CRI-O")
+    fix = new_cgroup_driver(node, restart_crio(node.crio.unit).after(command), "CRI-O")
     return fail("CRI-O and the kubelet use different cgroup drivers", answer, setting, fix=fix)
 
 

@@ -764,4 +764,4 @@ def _same_driver(node: Node, docker: Daemon, driver: str) -> Fix:
     text = node.host.read_text(docker.config_path) or ""
     line = line_of(text, "native.cgroupdriver")
     fix = edit(node, docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')
-    return fixes.new_cgroup_driver(fix, "Docker")
+    return fixes.new_cgroup_driver(node, fix, "Docker")

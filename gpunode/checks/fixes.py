@@ -22,6 +22,8 @@ from gpunode.facts.kernel_modules import (
     kernel_devel,
     linux_headers,
 )
+from gpunode.facts.node import Node
+from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.facts.toolkit import BY_MOUNTS
 from gpunode.host.redact import without_secrets
 
@@ -276,12 +278,17 @@ def configure(runtime: str, *options: str) -> Fix:
     return Fix(" ".join((CONFIGURE, "--runtime", runtime, *options)), disruptive="restart", disturbs=disturbs)
 
 
-def new_cgroup_driver(fix: Fix, engine: str) -> Fix:
+def new_cgroup_driver(node: Node, fix: Fix, engine: str) -> Fix:
     """A fix that changes the cgroup driver of the kubelet's engine: drain first, because the sandboxes of
     running pods can't be created again with another driver
-    (https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers)."""
+    (https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers). A reboot
+    ends the pods that a drain leaves; a container isn't rebooted by itself."""
     before = f"This changes {engine}'s cgroup driver, which must not change under running pods"
-    return replace(fix, disruptive="drain", before=before)
+    drained = replace(fix, disruptive="drain", before=before)
+    if node.kind in (CONTAINER, WSL2):
+        return drained
+    effect = "pods that a drain leaves, such as those of DaemonSets, may fail until the reboot"
+    return replace(drained.then_reboot(), disruptive="drain", effect=effect)
 
 
 START_DOCKER = same(restart("docker", effects.RESTARTS_DOCKER))

@@ -235,6 +235,7 @@ def test_settings_to_copy_are_written_as_in_the_file(tmp_path):
         ("kubelet-cgroupfs", "containerd"),
         ("crio-cgroup-manager", "CRI-O"),
         ("docker-cgroup-driver-mismatch", "Docker"),
+        ("containerd-config-v1-table", "containerd"),
     ],
 )
 def test_node_is_drained_before_its_cgroup_driver_changes(name, engine, tmp_path):
@@ -243,7 +244,8 @@ def test_node_is_drained_before_its_cgroup_driver_changes(name, engine, tmp_path
     assert lines[at] == f"  This changes {engine}'s cgroup driver, which must not change under running pods"
     steps = [line for line in lines[at:] if re.match(r"  \d\. ", line)]
     assert steps[0].startswith("  1. kubectl drain ")
-    assert steps[-2] == "  3. gpunode doctor" and steps[-1].startswith("  4. kubectl uncordon ")
+    assert steps[2:4] == ["  3. reboot", "  4. gpunode doctor"]
+    assert steps[4].startswith("  5. kubectl uncordon ")
 
 
 @pytest.mark.parametrize("name", ["runtime-mode-legacy", "toolkit-cve"])
