@@ -12,7 +12,7 @@ from gpunode.checks.docker import line_of
 from gpunode.checks.finding import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES, Evidence, Fix
 from gpunode.checks.fixes import everywhere, per_family, restart_later, upgrade
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
-from gpunode.checks.units import ENDS_EVICTED, seen_unit, start
+from gpunode.checks.units import ENDS_EVICTED, seen_unit, start, stays_stopped
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
@@ -338,7 +338,8 @@ def containerd_not_restarted(node: Node) -> Verdict:
 
 
 def _stopped(node: Node, daemon: Daemon, answer: Evidence) -> Verdict:
-    evidence = [answer, *(() if daemon.manager else seen_unit(node, "containerd.service"))]
+    unit = "" if daemon.manager else "containerd.service"
+    evidence = [answer, *seen_unit(node, unit)]
     what, units = "containerd isn't running", ["containerd"]
     if node.kubelet is not None and node.kubelet.stopped:
         what = f"{what}, and the kubelet is stopped"
@@ -346,7 +347,7 @@ def _stopped(node: Node, daemon: Daemon, answer: Evidence) -> Verdict:
         units.append("kubelet")
     fix = _managed(node) or start(*units, kubelet="kubelet" in units)
     why = "Without containerd no pod or container can start. Those that run continue."
-    return fail(what, *evidence, fix=fix, why=why)
+    return replace(fail(what, *evidence, fix=fix, why=why), reboot=stays_stopped(node, unit))
 
 
 def _kubelet_runs(node: Node) -> bool:

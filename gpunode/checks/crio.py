@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
 from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart, same, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, place_of, seen, skip, warn
-from gpunode.checks.units import if_stopped_again, seen_unit
+from gpunode.checks.units import if_stopped_again, seen_unit, stays_stopped
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
@@ -158,12 +158,14 @@ def crio_not_running(node: Node) -> Verdict:
 
 
 def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
-    """Why CRI-O doesn't start, as far as its files show: it refuses one without its monitor (conmon)."""
+    """Why CRI-O doesn't start, as far as its files show: it refuses one without its monitor (conmon). A
+    reboot would end the running pods, and none could start."""
     try:
         files = node.crio_files
     except ConfigError as error:
         place, edit = unreadable(node.host, error)
-        return fail("CRI-O isn't running: it can't parse its configuration file", place, silence, fix=edit)
+        unparsed = "CRI-O isn't running: it can't parse its configuration file"
+        return replace(fail(unparsed, place, silence, fix=edit), reboot=True)
     for file in files.files if files is not None else ():
         for name, table in _handlers(file.runtime).items():
             monitor = table.get("monitor_path")
@@ -172,8 +174,9 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
                 line = file.line_of("monitor_path")
                 fix = install_monitor(node.distribution.family, monitor)
                 missing = f"CRI-O isn't running: its monitor {monitor} doesn't exist"
-                return fail(missing, seen(file.path, text, line), silence, fix=fix)
-    return fail("CRI-O isn't running", silence, *seen_unit(node, "crio.service"), fix=restart)
+                return replace(fail(missing, seen(file.path, text, line), silence, fix=fix), reboot=True)
+    stopped = fail("CRI-O isn't running", silence, *seen_unit(node, "crio.service"), fix=restart)
+    return replace(stopped, reboot=stays_stopped(node, "crio.service"))
 
 
 def unreadable(host: Host, error: ConfigError) -> tuple[Evidence, Fix]:

@@ -21,7 +21,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import ENDS_EVICTED, seen_unit, start
+from gpunode.checks.units import ENDS_EVICTED, seen_unit, start, stays_stopped
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import kubelet
 from gpunode.facts.device_plugins import plugin_answers
@@ -91,7 +91,8 @@ def kubelet_not_running(node: Node) -> Verdict:
         return skip("the kubelet is installed, but this node hasn't joined a cluster")
     evidence = seen(kubelet.unit or "/proc", "stopped")
     unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
-    return fail("the kubelet isn't running", evidence, *unit, fix=_start(kubelet))
+    stopped = fail("the kubelet isn't running", evidence, *unit, fix=_start(kubelet))
+    return replace(stopped, reboot=stays_stopped(node, kubelet.unit or ""))
 
 
 def _start(kubelet: Kubelet) -> Fix | None:
@@ -417,7 +418,8 @@ def kubelet_swap(node: Node) -> Verdict:
     if kubelet.setting(config, "failSwapOn") == "false" or "--fail-swap-on=false" in flags:
         return ok("the kubelet is configured to run with swap")
     evidence = [seen("/proc/swaps", line.split()[0]) for line in lines if line.split()]
-    return fail("swap is on, and this kubelet refuses to start with swap", *evidence)
+    refused = fail("swap is on, and this kubelet refuses to start with swap", *evidence)
+    return replace(refused, reboot=True)  # it would end the running pods, and none could start
 
 
 # Pods with allocated GPUs: whether they can access them.

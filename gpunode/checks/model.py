@@ -42,9 +42,9 @@ class Verdict:
     """Result of one check.
 
     `fix` replaces the check's own remedy if the facts allow a more specific one. A `note` has passed, but is
-    worth a line. `skipped` says why there is no result, as in `Finding.skipped`. Without `reboot`, a reboot
-    doesn't make this fault worse, although it can those that the check reports otherwise. `why` replaces the
-    check's own, which may also describe faults that this node doesn't have.
+    worth a line. `skipped` says why there is no result, as in `Finding.skipped`. `reboot` replaces the
+    check's own: whether a reboot makes this fault worse. `why` replaces the check's own, which may also
+    describe faults that this node doesn't have.
     """
 
     status: FindingStatus
@@ -53,7 +53,7 @@ class Verdict:
     fix: Fix | None = None
     note: bool = False
     skipped: str = ""
-    reboot: bool = True
+    reboot: bool | None = None
     why: str = ""
 
 

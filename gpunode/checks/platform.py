@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from gpunode.checks import fixes
@@ -549,11 +550,8 @@ def memory_cgroup_v1(node: Node) -> Verdict:
     version = answer.stdout.strip() if answer is not None and answer.ok else ""
     if can("kubelet", "cgroup-v1-refused", parse_version(version.removeprefix("Kubernetes v"))):
         reported = seen(f"{program} --version", version)
-        return fail(
-            "the node uses control groups version 1, and this kubelet doesn't start with them",
-            evidence,
-            reported,
-        )
+        refused = "the node uses control groups version 1, and this kubelet doesn't start with them"
+        return replace(fail(refused, evidence, reported), reboot=True)
     fix = UNIFIED_CGROUPS.for_family(node.distribution.family)
     return note(
         f"the node uses control groups version 1, which the kubelet refuses from {refused} on",

@@ -148,7 +148,8 @@ def _before_reboot(
     """Ids of the findings to fix before the reboot that is, or ends, the fix of this one. `breaks` are the
     findings that a reboot makes worse."""
     bad = {other.id for other in findings if other.status in _BAD}
-    breaks = (*(check_id for check_id in _DRAINS_BY if check_id in bad and check_id != finding.id), *breaks)
+    drains_by = (check_id for check_id in _DRAINS_BY if check_id in bad and check_id != finding.id)
+    breaks = tuple(dict.fromkeys((*drains_by, *breaks)))
     if _fixed_by_reboot(finding):
         return breaks
     if not _reboots_last(finding):

@@ -231,5 +231,5 @@ def _finding(
         layer=check.layer,
         note=verdict.note,
         skipped=verdict.skipped,
-        reboot=check.reboot and verdict.reboot,
+        reboot=check.reboot if verdict.reboot is None else verdict.reboot,
     )

@@ -36,6 +36,13 @@ def _last_line(host: Host, unit: str) -> str:
 ENDS_EVICTED = "ends pods that the cluster has evicted meanwhile"
 
 
+def stays_stopped(node: Node, name: str) -> bool:
+    """Whether the next boot wouldn't start this stopped unit either: it has failed or isn't enabled. False if
+    unknown."""
+    unit = node.units.get(name)
+    return unit is not None and unit.installed and (unit.has_failed or not unit.may_start_at_boot)
+
+
 def start(*names: str, kubelet: bool = False) -> Fix:
     """Start stopped units, with `kubelet` also the kubelet or one of them being it."""
     evicted = f", which {ENDS_EVICTED}" if kubelet else ""

@@ -195,6 +195,48 @@ def test_table_that_containerd_ignores_does_not_stop_it_at_a_reboot(text):
     ]
 
 
+@pytest.mark.parametrize(
+    ("machine", "identifier"),
+    [
+        ("crio-conmon-missing", "crio-not-running"),
+        ("crio-not-running", "crio-not-running"),
+        ("kubelet-stopped-by-swap", "kubelet-swap-memlock-hugepages"),
+        ("kubelet-refuses-cgroups-v1", "memory-cgroup-v1"),
+    ],
+)
+def test_pods_of_an_engine_that_does_not_start_would_not_come_back(text, machine, identifier):
+    assert section(text(machine)) == [NO, f"  {identifier}", PODS]
+
+
+@pytest.mark.parametrize(
+    ("machine", "identifier", "unit"),
+    [
+        ("kubelet-not-running", "kubelet-not-running", "kubelet.service"),
+        ("containerd-not-running", "containerd-not-restarted", "containerd.service"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("result", "enabled", "starts"),
+    [("success", "enabled", True), ("success", "disabled", False), ("exit-code", "enabled", False)],
+)
+def test_stopped_daemon_that_the_next_boot_does_not_start_is_fixed_first(
+    tmp_path, machine, identifier, unit, result, enabled, starts
+):
+    host = stopped(tmp_path / "node", machine, unit, result, enabled)
+    assert section(drawn(host)) == [*([YES] if starts else [NO, f"  {identifier}"]), PODS]
+
+
+def stopped(root: Path, name: str, unit: str, result: str, enabled: str) -> Host:
+    """A recorded machine with this state of a stopped unit."""
+    spec = machine(name)
+    state = (
+        f"Result={result}\nId={unit}\nNames={unit}\nLoadState=loaded\nActiveState=inactive\n"
+        f"SubState=dead\nUnitFileState={enabled}\n"
+    )
+    spec["recording"].setdefault("commands", {})[f"systemctl show {unit}"] = {"stdout": state}
+    return Host(build_machine(spec, root), environ={})
+
+
 @pytest.mark.parametrize("machine", ["secureboot-unsigned", "secureboot-key-not-enrolled"])
 def test_a_reboot_makes_a_rejected_module_no_worse(text, machine):
     line, work = section(text(machine))
