@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.cdi.spec import reads, text
 from gpunode.checks import fixes
-from gpunode.checks.finding import Evidence, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
@@ -250,10 +250,16 @@ def cdi_duplicate(node: Node) -> Verdict:
     for spec in specs:
         above = hidden_by(tuple(specs), spec)
         if above is not None and (above.devices, above.edits) != (spec.devices, spec.edits):
-            fix = Fix(f"mv {spec.path} {spec.path}.disabled")
+            fix = Fix(f"mv {spec.path} {spec.path}.disabled", disturbs=DISRUPTS_NOTHING)
+            if not _writer(node):  # a reboot would then leave no specification
+                fix = fix.after((_enable(node) or cdi_lost_at_reboot.remedy.other).command)
             evidence = (seen(spec.path, "overridden"), seen(above.path, "the file that engines use"))
             what = f"{spec.path} is overridden by {above.path}, which has different contents"
-            return warn(what, *evidence, fix=fix, why="A file in /var/run/cdi overrides one in /etc/cdi.")
+            why = (
+                "Engines use the file in /var/run/cdi. A reboot deletes it: until it is written again, they "
+                "use the one in /etc/cdi."
+            )
+            return warn(what, *evidence, fix=fix, why=why)
     return ok("no device is defined differently in two CDI specifications")
 
 

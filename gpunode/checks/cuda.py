@@ -446,8 +446,8 @@ def _without(node: Node, library: Library) -> Fix:
 )
 def cuda_uninitialised(node: Node) -> Verdict:
     """NVML may list GPUs that CUDA can't use: the fabric isn't ready (802), driver versions are mixed (803,
-    804), unified memory is missing (999), or a process uses the GPU exclusively (46). CUDA fails in
-    containers too.
+    804), unified memory is missing (999; uvm-not-loaded checks that), or a process uses the GPU exclusively
+    (46). CUDA fails in containers too.
     """
     answer = run_cuda(node.host)
     if answer is None:

@@ -301,9 +301,10 @@ def _restart(node: Node) -> Fix:
     since = f"XID after {logged.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S} UTC" if logged else "new XID"
     return replace(
         restart_plugin(node),
-        before="A restart marks all GPUs healthy again, whatever their state. Restart the plugin only if "
-        f"nvidia-smi -L lists every GPU and dmesg shows no {since}; otherwise, "
-        "or if the kubelet still counts too few GPUs after this fix, drain the node and reboot",
+        needs_root=True,  # to read the kernel's log
+        before="A restart of the plugin marks all GPUs healthy again, whatever their state. Go on only if "
+        f"this lists every GPU and no {since}; otherwise, or if the kubelet still counts too few GPUs "
+        "afterwards, drain the node and reboot\nnvidia-smi -L; dmesg --time-format iso | grep Xid",
     )
 
 

@@ -422,7 +422,12 @@ _SHOWN = 8
 # the engine, by the prefix of its containers' control groups
 _STOP = "crictl stop --timeout 60"  # the default, 0, ends them at once
 _STOPS = (
-    "stops these containers and ends their work: the kubelet starts them again unless restartPolicy is Never"
+    "stops these containers and ends their work: the kubelet starts them again unless restartPolicy is "
+    "Never, or OnFailure and they exit with 0"
+)
+_AGAIN = (
+    "The next systemctl daemon-reload, also by a package's installation, revokes them again, unless "
+    "containers get their GPUs through CDI: gpunode explain runtime-mode-legacy"
 )
 _STARTED_BY = {
     "libpod": "podman restart",
@@ -467,7 +472,10 @@ def cgroup_device_revoked(node: Node) -> Verdict:
     ]
     names = ", ".join(_name(node, container) for container, _ in lost)
     summary = f"{many(len(lost), 'container')} lost GPUs while running: {names}"
-    return fail(summary, *evidence, fix=_recreate([container for container, _ in lost]))
+    fix = _recreate([container for container, _ in lost])
+    if fix and any(what.source.startswith(("systemctl ", "/sys/fs/cgroup/")) for _, what in lost):
+        fix = replace(fix, note=_AGAIN)
+    return fail(summary, *evidence, fix=fix)
 
 
 def _lost_device(node: Node, container: Container) -> Evidence | None:

@@ -298,9 +298,7 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     summary = f"the loaded module is {module.version}, the libraries are {wrong}"
     evidence += _installed_by(node, wrong)
     if TRAITS["lxc"].holds(node):
-        return _in_lxc(
-            node, module.version, f"{summary}; this LXC container needs the host's version", evidence
-        )
+        return _in_lxc(node, module.version, wrong, summary, evidence)
     if not node.next_version or node.next_version == wrong:
         return fail(summary, *evidence)
     # a reboot would load a module that doesn't match either
@@ -310,19 +308,28 @@ def driver_lib_mismatch(node: Node) -> Verdict:
     )
 
 
-def _in_lxc(node: Node, version: str, summary: str, evidence: list[Evidence]) -> Verdict:
+def _in_lxc(node: Node, version: str, wrong: str, summary: str, evidence: list[Evidence]) -> Verdict:
     """The host has loaded the module, so the container's libraries must match it. A reboot of the container
     changes nothing."""
-    fix = driver_packages.libraries_of_version(node, version)
-    before = "The driver is the host's. After each upgrade of it, this container needs the same version"
+    fix, family = driver_packages.libraries_of_version(node, version), node.distribution.family
+    before = (
+        f"Run this on the host: if it prints {wrong}, only reboot the host, which ends all its containers, "
+        "and go no further. After each upgrade of the host's driver, this container needs the same version"
+    )
     if fix == driver_packages.libraries_of_run_file(node, version):
-        before += ". The installer overwrites the libraries of packages: first remove those, if any"
+        remove = fixes.packages(
+            family, "remove", [package.name for package in driver_packages.library_packages(node)]
+        )
+        fix = fix.after(remove) if remove else fix
+        if family == "other":
+            before += ". The installer overwrites the libraries of packages: first remove those, if any"
     effect = "GPU programs that start meanwhile in this container fail"
-    fix = replace(fix, disruptive="restart", effect=effect, before=before)
+    fix = replace(fix, disruptive="restart", effect=effect, before=f"{before}\nmodinfo -F version nvidia")
     why = (
         "The libraries refuse a module of another version (NVML: Driver/library version mismatch, code 18). "
         "Either the host's driver was upgraded, or this container's libraries."
     )
+    summary += "; this LXC container needs the host's version"
     return replace(fail(summary, *evidence, fix=fix, why=why), reboot=False)
 
 

@@ -227,6 +227,8 @@ def with_module(node: Node, install: Fix, release: str) -> Fix:
     note = f"If this fails or prints no version, don't reboot into kernel {release}: it still has no module. "
     if release == node.kernel:
         return replace(install, command=command, note=note + _older_kernel(node)).then_reboot()
+    if node.distribution.family == "rhel":  # undoes what `before` offers, only if there is a module
+        command += f" && {_SET_DEFAULT}{release}"
     check = f"Into kernel {node.kernel} only if this prints one:\nmodinfo -k {node.kernel} -F version nvidia"
     before = (
         f"Nothing to do now, but don't reboot yet. {_running_kernel(node, release)}. "

@@ -34,7 +34,8 @@ class Fix:
     `steps` can be carried out by `doctor --fix --apply`; one that is also `safe` disturbs nothing, can be
     rolled back, and needs no further permission. `change` says what to change in the file that the command
     opens in an editor: one line of text, then lines to paste into the file, if any. `before` is what to do
-    before the command, `note` what to know or to do beside it: one line of text, then one for each command.
+    before the command, `note` what to know or to do beside it: both are one line of text, then one for each
+    command.
 
     Not part of the JSON contract: `disturbs` is what the command restarts or replaces, one of the
     texts below, `before_reboot` the command without the reboot that ends it, and `then` the command that

@@ -239,7 +239,8 @@ INSTALL_LIBRARIES = per_family(
 READ_KERNEL_LOG = same(
     look(
         "dmesg | grep -i -e nvrm -e nvidia | tail -n 20",
-        "The last lines name the fault. If they name a GPU, disconnect the node's power for a minute; if the "
+        "The last lines name the fault. Only if they contain 'fallen off the bus' or 'RmInitAdapter failed', "
+        "shut the node down, which ends all that runs on it, and disconnect its power for a minute; if the "
         "fault returns, the GPU, its slot or its power supply must be replaced",
     )
 )
@@ -262,7 +263,16 @@ RESET_NOTE = (
     "On Kubernetes a drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, which "
     "have the GPU open too. If you can't end them, reboot: that resets the GPU as well"
 )
-RESET = same(Fix("nvidia-smi --gpu-reset", disruptive="drain", before=RESET_FIRST, note=RESET_NOTE))
+RESETS_IDLE = "resets only an idle GPU"  # nvidia-smi(1): no program may use it
+RESET = same(
+    Fix(
+        "nvidia-smi --gpu-reset",
+        disruptive="drain",
+        before=RESET_FIRST,
+        note=RESET_NOTE,
+        disturbs=RESETS_IDLE,
+    )
+)
 
 INSTALL_TOOLKIT = everywhere("gpunode toolkit install", disturbs=effects.DISRUPTS_NOTHING)
 UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")
@@ -346,10 +356,11 @@ def keep_one_plugin(offered: str) -> Fix:
     """Show the device plugins; all but one of those that offer these resources must go."""
     return look(
         "kubectl get daemonsets --all-namespaces | grep --ignore-case device-plugin",
-        f"Of the plugins that offer {offered}, keep the one that offers what your pods request. First delete "
-        "the pods that use another one's resource: the plugin that stays doesn't count them and would "
-        "allocate their GPUs again. Then uninstall only the others, by their Helm release or operator, which "
-        "would create a deleted DaemonSet again. This affects every node of the cluster",
+        f"Of the plugins that offer {offered}, keep the one that offers what your pods request. First change "
+        "the request of the workloads that use another one's resource, or scale them to 0, and wait until "
+        "their pods have ended (a deleted one would be created again): the plugin that stays doesn't count "
+        "them and would allocate their GPUs again. Then uninstall only the others, by their Helm release or "
+        "operator, which would create a deleted DaemonSet again. This affects every node of the cluster",
         needs_root=False,
     )
 

@@ -293,20 +293,25 @@ def more_address_space(vendor: str) -> Fix:
     """More address space in a virtual machine, which only its hypervisor can provide: the guest kernel can't
     allocate more itself."""
     if vendor.startswith("VMware"):
-        what = f"follow {_VSPHERE} to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB"
+        how = f"follow {_VSPHERE} to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB"
         note = (
             "In its advanced settings (VMX): pciPassthru.use64bitMMIO = TRUE, and "
             "pciPassthru.64bitMMIOSizeGB = the memory of all its GPUs in GB, rounded up to the next "
             "higher power of two (2 x 16 GB: 64)"
         )
     else:
-        what = (
-            "give this virtual machine more 64-bit PCI address space on its host, with QEMU by "
-            "-global q35-pcihost.pci-hole64-size=2048G"
+        how = (
+            "give it more 64-bit PCI address space on its host (QEMU: -global "
+            "q35-pcihost.pci-hole64-size=2048G)"
         )
         note = ""
-    off = "First shut this virtual machine down"
-    return Fix(what, needs_root=False, disruptive="reboot", note=note, before=off)
+    return Fix(
+        f"shut this virtual machine down, {how}, and start it again",
+        needs_root=False,
+        disruptive="reboot",
+        note=note,
+        effect="ends what runs in it; the host's other virtual machines continue",
+    )
 
 
 NO_ASPM = kernel_argument("pcie_aspm=off")

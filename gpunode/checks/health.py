@@ -89,7 +89,7 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
     linked = capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus)
     if linked:
         return replace(
-            fixes.RESET.other, effect="resets all GPUs, because NVLink connects them, and ends their work"
+            fixes.RESET.other, effect="resets all GPUs, because NVLink connects them; all must be idle"
         )
     if not all(gpu.pci for gpu in gpus):
         return fixes.RESET.other
@@ -98,6 +98,7 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
         disruptive="drain",
         before=fixes.RESET_FIRST,
         note=fixes.RESET_NOTE,
+        disturbs=fixes.RESETS_IDLE,
     )
 
 

@@ -203,9 +203,9 @@ def _silent(node: Node, names: list[str]) -> Verdict | None:
 
 RESTART_POD = replace(
     fixes.RESTART_PLUGIN_POD,
-    note="If the command prints nothing, no pod of NVIDIA's device plugin is ready on this node. To list "
-    "exited containers too ('logs ID' instead of 'ps ...' prints their error; if there are none, gpunode "
-    "setup --kubernetes installs gpunode's plugin):\n"
+    note="If the command prints nothing, no pod of NVIDIA's device plugin is ready on this node: see the "
+    "error of a container that the command below lists, with crictl logs ID. If it lists none, and kubectl "
+    "get daemonsets --all-namespaces no device plugin, gpunode setup --kubernetes installs gpunode's\n"
     "crictl ps --all --name nvidia-device-plugin",
 )
 

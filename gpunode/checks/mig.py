@@ -57,8 +57,8 @@ def mig_mode_pending(node: Node) -> Verdict:
     words = {True: "on", False: "off"}
     keep = " && ".join(f"nvidia-smi -i {gpu.pci} -mig {int(bool(gpu.mig_mode))}" for gpu in waiting)
     decide = (
-        f"First decide: to keep the present MIG mode, {keep} is enough and disrupts nothing. A reset or a "
-        "reboot changes it"
+        "To keep the present MIG mode, run only this, which disrupts nothing. To change it, as a reset or a "
+        "reboot would, begin with the next step"
     )
     reset = fabric.reset(node, waiting)
     create = _CREATE if any(gpu.mig_mode_next for gpu in waiting) else ""
@@ -70,7 +70,7 @@ def mig_mode_pending(node: Node) -> Verdict:
         ),
         fix=replace(
             reset,
-            before=". ".join(filter(None, (decide, reset.before))),
+            before=f"{'. '.join(filter(None, (decide, reset.before)))}\n{keep}",
             note=". ".join(filter(None, (reset.note, create))),
         ),
     )

@@ -48,7 +48,7 @@ def bar_too_small(node: Node) -> Verdict:
     if not node.gpus:
         return skip("this node has no GPU to check")
     evidence: list[Evidence] = []
-    whole = 0
+    whole = short = 0
     for gpu in node.gpus:
         before = len(evidence)
         bars = pci.memory_bars(node.host, gpu.address)
@@ -65,6 +65,7 @@ def bar_too_small(node: Node) -> Verdict:
                 )
             )
         whole += gpu.driver == "nvidia" and len(evidence) == before
+        short += len(evidence) > before
     if not evidence and node.module is None:
         evidence += [seen(SOURCE, line.text) for line in _log(node, _INVALID)[:3]]
     if not evidence:
@@ -73,7 +74,8 @@ def bar_too_small(node: Node) -> Verdict:
     if node.kind == VM:
         fix = hardware.more_address_space(node.host.read_text("/sys/class/dmi/id/sys_vendor") or "")
     # a GPU that works beside it proves that the machine supports such windows
-    return (warn if whole else fail)("the firmware assigned no address window to a GPU", *evidence, fix=fix)
+    summary = f"the firmware assigned no address window to {many(short, 'GPU') if short > 1 else 'a GPU'}"
+    return (warn if whole else fail)(summary, *evidence, fix=fix)
 
 
 def _log(node: Node, pattern: str) -> list[KernelLine]:

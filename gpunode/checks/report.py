@@ -279,6 +279,9 @@ def _verdict(node: NodeSummary, findings: tuple[Finding, ...], selection: Select
     verdict = headline(node, findings, selection)
     causes = _causes_first(findings)
     what = f": {causes[0].summary}" if causes else ""
+    start = first(findings)
+    if causes and start not in (None, causes[0].id):
+        what += f" (first fix {start})"
     yield Text(f"{verdict.text}{what}", _HEADLINE_STYLES[verdict.status])
     yield Text(_machine(node), Style.DIM)
     yield Text("")
@@ -406,8 +409,10 @@ def _fix(node: NodeSummary, finding: Finding, before: Sequence[str]) -> Iterator
     """The command and what it disrupts. A reboot is a step of its own; `before` are the findings to fix
     before it."""
     fix = finding.fix[0]
-    if fix.before:
-        yield Text(f"  {fix.before}")
+    text, *commands = fix.before.split("\n")
+    if text:
+        yield Text(f"  {text}")
+    yield from (Text(f"  {command}", Style.COMMAND) for command in commands)
     yield from _indented(_change(fix), "  ")
     yield Text(f"  {_label(fix)}: {fix.command}", Style.COMMAND)
     if fix.effect:
@@ -420,7 +425,8 @@ def _fix(node: NodeSummary, finding: Finding, before: Sequence[str]) -> Iterator
         drained = _needs_drain(fix) or not node.kubernetes
         steps = [f"fix {identifier}" for identifier in before]
         steps += ["reboot"] if drained else ["drain this Kubernetes node and reboot it"]
-        yield Text(f"  Then {', '.join(steps)}", Style.DIM)
+        when = "If the command succeeds," if fix.note else "Then"  # a note may say what to do if it fails
+        yield Text(f"  {when} {', '.join(steps)}", Style.DIM)
 
 
 def _change(fix: Fix | NextStep) -> Iterator[Text]:
@@ -506,8 +512,7 @@ class NextStep:
 
 
 def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextStep, ...]:
-    """All steps of the first fix in their order, from the drain to the next run of the doctor and the
-    uncordon."""
+    """All steps of the first fix in their order, up to the next run of the doctor and the uncordon."""
     finding = _first_finding(findings)
     if finding is None or finding.fix[0].command == ON_HOST:
         return ()
@@ -531,6 +536,8 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
         else fix.effect or (DISRUPTS_NOTHING if fix.safe or fix.disturbs == DISRUPTS_NOTHING else "")
     )
     steps = others if reboots else []
+    text, *commands = fix.before.split("\n")
+    steps += [NextStep(command, note=text) for command in commands]
     if drains and _needs_drain(fix):
         steps.append(drain)
     steps.append(NextStep(fix.command, effect=effect, change=fix.change, note="" if fix.then else fix.note))
@@ -569,7 +576,7 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     worst = _causes_first(findings)[0].id
     if finding.id in reboot(findings).before.get(worst, ()):
         yield Text(f"  Before the reboot that {worst} needs")
-    if fix.before:
+    if fix.before and "\n" not in fix.before:  # otherwise it is a step
         yield Text(f"  {fix.before}")
     for number, step in enumerate(next_steps(node, findings), 1):
         start, *more = _lines(step)

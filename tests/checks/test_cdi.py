@@ -57,6 +57,19 @@ def test_specifications_without_conflict_pass(tmp_path, files):
     assert status(tmp_path, "cdi-duplicate", ROCKY, files) == "pass"
 
 
+OLD = "mv /etc/cdi/nvidia.yaml /etc/cdi/nvidia.yaml.disabled"
+
+
+@pytest.mark.parametrize(
+    ("written_at_boot", "command"),
+    [(True, OLD), (False, f"gpunode cdi refresh --install && {OLD}")],
+)
+def test_old_file_is_disabled_only_if_a_reboot_leaves_another(tmp_path, written_at_boot, command):
+    script = {"/etc/cron.d/cdi": "@reboot root gpunode cdi refresh\n"} if written_at_boot else {}
+    verdict = judged(tmp_path, "cdi-duplicate", "cdi-duplicate-shadowed", script)
+    assert verdict.fix is not None and verdict.fix.command == command
+
+
 def test_without_unified_memory_its_device_is_not_required(tmp_path):
     def without_fields(spec):
         del spec["recording"]["devices"]["/dev/nvidia-uvm"]

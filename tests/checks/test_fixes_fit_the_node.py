@@ -430,8 +430,8 @@ FIRST = {
         "gpunode mig apply --config-file /etc/gpunode-mig.yaml --persist"
     ),
     "bar-too-small-vm": (
-        "give this virtual machine more 64-bit PCI address space on its host, with QEMU by "
-        "-global q35-pcihost.pci-hole64-size=2048G"
+        "shut this virtual machine down, give it more 64-bit PCI address space on its host (QEMU: -global "
+        "q35-pcihost.pci-hole64-size=2048G), and start it again"
     ),
     "module-fails-to-load": "systemctl poweroff",
     "nixos-kernel-without-module": "nixos-rebuild boot",
@@ -488,7 +488,7 @@ BESIDE = {
     ),
     "lxc-library-mismatch": ("GPU programs that start meanwhile in this container fail", ""),
     "mig-mode-pending": (
-        "stops GPU work",
+        "resets only an idle GPU",
         "The drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, and the reset "
         "fails while fuser -v /dev/nvidia* lists a process. If you can't end them, reboot: that resets the "
         "GPU as well. When MIG is on, create MIG devices, with FILE in the format of gpunode mig export:\n"
@@ -601,8 +601,9 @@ def test_gentoo_loads_a_module_only_into_the_running_kernel(tmp_path):
 
 def test_too_small_bar_of_a_vm_is_fixed_in_the_hypervisor(tmp_path):
     command = commands(machine("esxi-bar-without-room"), tmp_path)["bar-too-small"]
-    assert command.startswith("follow https://blogs.vmware.com/")
-    assert command.endswith(" to set pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB")
+    assert command.startswith("shut this virtual machine down, follow https://blogs.vmware.com/")
+    what = "pciPassthru.use64bitMMIO and pciPassthru.64bitMMIOSizeGB"
+    assert command.endswith(f" to set {what}, and start it again")
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_reset_names_what_still_holds_the_gpu(tmp_path):
     assert lines[0].startswith("1 error: GPU 3 (0000:5d:00.0): the driver requests a reset")
     assert lines[at - 3].startswith("Fix first, as root: ")
     assert lines[at - 2].startswith("  1. kubectl drain ")
-    assert lines[at + 1] == "     (stops GPU work)"
+    assert lines[at + 1] == "     (resets only an idle GPU)"
     assert lines[at + 2].startswith("     The drain leaves the pods of DaemonSets running")
     assert lines[at + 2].endswith("If you can't end them, reboot: that resets the GPU as well")
 
@@ -306,11 +306,11 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         (
             "allocatable-fewer-suse",
             (
-                "  A restart marks all GPUs healthy again, whatever their state. Restart the plugin only if "
-                "nvidia-smi -L lists every GPU and dmesg shows no XID after 2026-01-03 04:11:09 UTC; "
-                "otherwise, or if the kubelet still counts too few GPUs after this fix, drain the node "
-                "and reboot",
-                "  1. kubectl delete pod --namespace kube-system nvidia-device-plugin-daemonset-7x2lq",
+                "  1. nvidia-smi -L; dmesg --time-format iso | grep Xid",
+                "     A restart of the plugin marks all GPUs healthy again, whatever their state. Go on only "
+                "if this lists every GPU and no XID after 2026-01-03 04:11:09 UTC; otherwise, or if the "
+                "kubelet still counts too few GPUs afterwards, drain the node and reboot",
+                "  2. kubectl delete pod --namespace kube-system nvidia-device-plugin-daemonset-7x2lq",
                 "     (restarts the device plugin: running pods continue)",
                 "     The DaemonSet starts a new pod. Run kubectl where it can reach the cluster",
             ),
@@ -344,7 +344,7 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
                 "  First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a "
                 "process",
                 "  1. nvidia-smi --gpu-reset -i 0000:01:00.0",
-                "     (stops GPU work)",
+                "     (resets only an idle GPU)",
                 "     If some of it doesn't end, reboot: that resets the GPU as well",
             ),
         ),
@@ -359,8 +359,9 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
         (
             "mig-mode-pending",
             (
-                "  First decide: to keep the present MIG mode, nvidia-smi -i 0000:5d:00.0 -mig 0 is enough "
-                "and disrupts nothing. A reset or a reboot changes it",
+                "  1. nvidia-smi -i 0000:5d:00.0 -mig 0",
+                "     To keep the present MIG mode, run only this, which disrupts nothing. To change it, as "
+                "a reset or a reboot would, begin with the next step",
             ),
         ),
         (
@@ -501,7 +502,10 @@ def test_a_stopped_kubelet_is_named_with_its_command(tmp_path):
             "vgpu-license-no-token",
             "  First download the token from NVIDIA's licensing portal into the current directory",
         ),
-        ("esxi-bar-without-room", "  First shut this virtual machine down"),
+        (
+            "driver-lib-mismatch-kubelet-not-running",
+            "  First make sure that the kubelet wasn't stopped on purpose",
+        ),
     ],
 )
 def test_steps_that_precede_a_command_are_printed_before_it(name, line, tmp_path):
@@ -519,6 +523,23 @@ def test_steps_that_precede_a_command_are_printed_before_it(name, line, tmp_path
         ("mok-pending", "press a key within ten seconds, choose Enroll MOK and enter it"),
         ("plugin-not-registered", "(configures the kubelet's container engine, and restarts it if needed"),
         ("crio-not-running", "/etc/crio/crio.conf.d/99-nvidia.conf:3: column 16: invalid value"),
+        ("bar-too-small-vm", "the firmware assigned no address window to 2 GPUs"),
+        (
+            "cgroup-device-revoked",
+            "The next systemctl daemon-reload, also by a package's installation, revokes",
+        ),
+        ("gsp-firmware-docker-unknown-key", "GSP firmware for this driver (first fix docker-unknown-key)"),
+        ("gsp-firmware-docker-unknown-key", "  If the command succeeds, reboot"),
+        ("lxc-library-mismatch", "  1. modinfo -F version nvidia"),
+        ("lxc-library-mismatch", "Run this on the host: if it prints 580.173.02, only reboot the host"),
+        (
+            "plugins-of-two-vendors",
+            "First change the request of the workloads that use another one's resource",
+        ),
+        (
+            "dkms-next-kernel-rocky9",
+            "-F version nvidia && grubby --set-default=/boot/vmlinuz-5.14.0-503.11.1.el9_5.x86_64",
+        ),
         ("toolkit-config-invalid", "/etc/nvidia-container-runtime/config.toml:5: column 14: invalid value"),
         ("containerd-nri-off", 'below line 18, [plugins."io.containerd.nri.v1.nri"], set disable = false'),
     ],
