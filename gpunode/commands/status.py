@@ -109,7 +109,7 @@ def _engine(engine: EngineStatus) -> Iterator[Block]:
         yield Text(f"  differs: {difference.subject}: {difference.detail}", Style.WARN)
     for fix in dict.fromkeys(difference.fix for difference in engine.drift):
         manual_fix = "restart it manually: systemd doesn't run it on this node"
-        yield Text(f"  do: {fix or manual_fix}", Style.COMMAND if fix else Style.PLAIN)
+        yield Text(f"  Fix: {fix or manual_fix}", Style.COMMAND if fix else Style.PLAIN)
 
 
 def _files(engine: EngineStatus) -> Iterator[tuple[Cell | str, ...]]:

@@ -84,7 +84,7 @@ def test_daemon_with_unread_changes_has_drift(tmp_path: Path, machine: str, name
     (drift,) = engines(root)[name]["drift"]
     assert (drift["kind"], drift["subject"], drift["fix"]) == ("not-active", "nvidia", fix)
     ran = gpunode("status", "runtime", "--root", str(root))
-    assert f"  do: {fix}\n" in ran.out and "no, 1 difference" in ran.out
+    assert f"  Fix: {fix}\n" in ran.out and "no, 1 difference" in ran.out
     assert ran.out.splitlines()[0].endswith("CDI  FILES ACTIVE      USED BY")
 
 

@@ -66,7 +66,7 @@ def test_containerd_has_drift_until_it_is_restarted(tmp_path: Path) -> None:
         cli.engine.config.write_text(before + with_runtime(cli.program))
         assert kinds(cli) == [("not-active", "gpu")]
         ran = run(cli)
-        assert f"  do: {cli.engine.restart_command}\n" in ran.out
+        assert f"  Fix: {cli.engine.restart_command}\n" in ran.out
         cli.engine.restart()
         assert (kinds(cli), handlers(cli)) == ([], {"runc": True, "gpu": True})
         cli.engine.config.write_text(before)
