@@ -557,6 +557,8 @@ def _cluster_steps(host: Host, progress: Progress, request: ResetRequest) -> Ite
 
 
 def _access_command(host: Host) -> str:
+    if not host.live:
+        return _COMMAND
     kubelets = any(map(host.is_file, cluster_access.KUBELETS_OWN))
     return f"{_COMMAND} --kubeconfig {cluster_access.KUBELET if kubelets else 'PATH'}"
 

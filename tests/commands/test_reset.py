@@ -86,6 +86,14 @@ def test_the_plan_has_each_file_and_changes_none(root: Path) -> None:
     assert planned.document["data"]["journal"] == "/var/lib/gpunode/journal"
 
 
+def test_no_kubeconfig_is_suggested_below_a_root_where_no_api_server_is_queried(root: Path) -> None:
+    kubeconfig = root / "etc/kubernetes/kubelet.conf"
+    kubeconfig.parent.mkdir(parents=True)
+    kubeconfig.write_text("")
+    commands = {step["name"]: step["command"] for step in plan(root).document["data"]["steps"]}
+    assert commands["node-labels"] == commands["node-resources"] == "gpunode reset"
+
+
 def test_each_runtime_of_an_engine_is_removed_and_edits_are_kept(root: Path) -> None:
     assert run(root, "configure-runtime", "--runtime", "docker", "--nvidia-runtime-name", "test").code == 0
     edited = json.loads((root / CONFIG[1:]).read_text()) | {"log-driver": "journald"}
