@@ -487,8 +487,11 @@ def _reboot(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]
         yield Text("Safe to reboot? No, fix this before a reboot:", Style.WARN)
         yield from (Text(f"  {identifier}", Style.WARN) for identifier in breaks)
     elif left:
-        doubt = undecided(len(left), {finding.skipped for finding in findings if finding.id in left})
-        yield Text(f"Safe to reboot? No problem found, but {doubt}", Style.WARN)
+        without = [finding for finding in findings if finding.id in left]
+        reasons = {finding.skipped for finding in without}
+        causes = {finding.blocked_by for finding in without if finding.blocked_by}
+        doubt = undecided(len(left), reasons, causes, fixed_by_reboot)
+        yield Text(f"Safe to reboot? {doubt}", Style.WARN)
     else:
         yield Text("Safe to reboot? Yes: no check found a problem that a reboot would cause", Style.GOOD)
     if fixed_by_reboot:
@@ -523,12 +526,10 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
         f"kubectl drain {name} --ignore-daemonsets --delete-emptydir-data",
         effect="where kubectl is set up"
         + ("" if node.name else "; NODE: this node's name in kubectl get nodes")
-        + "; evicts this node's pods and deletes their emptyDir volumes; if it fails, go no further",
+        + "; evicts this node's pods and deletes their emptyDir volumes; if it fails, "
+        f"kubectl uncordon {name} and fix what it names",
     )
-    restarts = "containers stop; those with a restart policy start again"
-    if node.kubernetes:  # a drain leaves Docker's own containers running
-        by_docker = any(engine.name == "docker" and engine.running for engine in node.engines)
-        restarts = "stops Docker's own containers too" if by_docker else ""
+    restarts = _restarts(node)
     reboots = _fixed_by_reboot(finding)
     effect = (
         restarts
@@ -548,10 +549,21 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
         if drains and drain not in steps:
             steps.append(drain)
         steps.append(NextStep(REBOOT.other.command, effect=restarts))
-    steps.append(NextStep("gpunode doctor"))
+    if not fix.command.startswith("gpunode doctor "):  # with other options, it has the answer
+        steps.append(NextStep("gpunode doctor"))
     if drains:
         steps.append(NextStep(f"kubectl uncordon {name}", effect="once the doctor finds no error"))
     return tuple(steps)
+
+
+def _restarts(node: NodeSummary) -> str:
+    """What a reboot does to containers, after the drain of a Kubernetes node."""
+    if node.kubernetes:  # a drain leaves Docker's own containers running
+        by_docker = any(engine.name == "docker" and engine.running for engine in node.engines)
+        return "stops Docker's own containers too" if by_docker else ""
+    if {engine.name for engine in node.engines} == {"podman"}:  # no daemon starts them
+        return "containers stop; only those of a systemd unit, such as podman-restart, start again"
+    return "containers stop; those with a restart policy start again"
 
 
 def _lines(step: NextStep) -> Iterator[Text]:

@@ -168,10 +168,10 @@ def _reboot(report: Report) -> Iterator[str]:
     if verdict["safe"] and not left:
         yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
     elif not verdict["findings"]:
-        doubt = undecided(
-            len(left), {finding["skipped"] for finding in report.findings if finding["id"] in left}
-        )
-        yield f"<p>No problem found, but {doubt}.</p>"
+        without = [finding for finding in report.findings if finding["id"] in left]
+        reasons = {finding["skipped"] for finding in without}
+        causes = {finding["blockedBy"] for finding in without if finding["blockedBy"]}
+        yield f"<p>{escaped(undecided(len(left), reasons, causes, fixed_by_reboot))}.</p>"
     else:
         yield "<p>No, fix this before a reboot:</p><ul>"
         for finding in report.findings:

@@ -6,7 +6,7 @@ contract (``apiVersion: gpunode/v1``): fields are added within v1, never removed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -169,11 +169,16 @@ def many(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def undecided(number: int, reasons: set[str]) -> str:
-    """How many checks of the next boot have no result, for these reasons, as in `Finding.skipped`."""
+def undecided(number: int, reasons: set[str], causes: set[str], fixed_by_reboot: Collection[str]) -> str:
+    """Why a reboot can't be judged: this many of its checks have no result, for these reasons, as in
+    `Finding.skipped`. `causes` are the findings that the blocked ones wait for."""
+    doubt = f"{many(number, 'check')} could not run{' without root' if reasons == {'unreadable'} else ''}"
     if reasons == {"blocked"}:
-        return f"{number} of the checks without a result {'concerns' if number == 1 else 'concern'} a reboot"
-    return f"{many(number, 'check')} could not run{' without root' if reasons == {'unreadable'} else ''}"
+        wait = f"{many(number, 'check')} {'waits' if number == 1 else 'wait'}"
+        doubt = f"{wait} for the fix of {', '.join(sorted(causes))}"
+        if causes <= {*fixed_by_reboot}:
+            return f"No problem found, but {doubt}"
+    return f"Unknown: {doubt}"
 
 
 def some_of(items: Sequence[object], most: int) -> str:

@@ -167,7 +167,7 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
     assert lines[lines.index("Fix first, as root: cuda-driver-version") + 1 :] == [
         "  1. kubectl drain gpu-node-07 --ignore-daemonsets --delete-emptydir-data",
         "     (where kubectl is set up; evicts this node's pods and deletes their emptyDir volumes; if it "
-        "fails, go no further)",
+        "fails, kubectl uncordon gpu-node-07 and fix what it names)",
         "  2. gpunode driver install --yes",
         "     (GPU programs that start before the reboot fail)",
         "     If this fails, don't reboot",
