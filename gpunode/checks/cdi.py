@@ -243,6 +243,7 @@ def cdi_duplicate(node: Node) -> Verdict:
                 ),
                 fix=Fix(
                     f"mv {extra.path} {extra.path}.disabled",
+                    disturbs=DISRUPTS_NOTHING,
                     note="If the file comes back, stop the program that writes it",
                 ),
                 why=why,
@@ -536,9 +537,8 @@ def cdi_perms(node: Node) -> Verdict:
         closed = [(path, mode) for path, mode, bits in modes if mode is not None and mode & bits != bits]
         if closed:
             evidence = (seen(path, f"mode {mode:04o}") for path, mode in closed)
-            fix = Fix(
-                " && ".join(f"chmod o+r{'x' if path == directory else ''} {path}" for path, _ in closed)
-            )
+            command = " && ".join(f"chmod o+r{'x' if path == directory else ''} {path}" for path, _ in closed)
+            fix = Fix(command, disturbs=DISRUPTS_NOTHING)
             return warn(f"only root can read {spec.path}", *evidence, fix=fix)
     return ok("all users can read the CDI specifications")
 

@@ -71,7 +71,9 @@ def containerd_imports_clobber(node: Node) -> Verdict:
         return ok("imported files replace tables, but no setting is lost")
     names = ", ".join(setting.name for setting in removed[:3]) + (" and more" if len(removed) > 3 else "")
     judge = fail if _vital(removed[0]) else warn
-    return _finding(node, judge, f"an imported file removes settings: {names}", removed)
+    files = {setting.by for setting in removed}
+    what = f"{removed[0].by} removes" if len(files) == 1 else "imported files remove"
+    return _finding(node, judge, f"{what} settings of containerd: {names}", removed)
 
 
 def _vital(lost: Lost) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from shlex import quote
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.finding import Evidence, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.facts import cuda as releases
 from gpunode.facts import driver, images
@@ -32,18 +33,23 @@ from gpunode.facts.traits import TRAITS
 # Fixes for a mismatch between a CUDA release and this node.
 
 
-def other_release(release: str) -> Fix:
-    """Suggest a CUDA release to build the program with; the command checks that release."""
+def other_release(release: str, others: str = "") -> Fix:
+    """Suggest a CUDA release to build the program with, and `others` (``or later``); the command checks that
+    release."""
     return fixes.look(
         f"gpunode doctor --cuda {release}",
-        f"Build the program with CUDA {release}, or use an image of it",
+        "Nothing is wrong with the node. "
+        f"Build the program with CUDA {release}{others}, or use an image of it",
         needs_root=False,
     )
 
 
-VERIFY = fixes.look(
-    "gpunode verify",
-    "It computes on each GPU: if it succeeds, the node works, and the image must be replaced",
+VERIFY = replace(
+    fixes.look(
+        "gpunode verify",
+        "It computes on each GPU: if it succeeds, the node works, and the image must be replaced",
+    ),
+    disturbs=DISRUPTS_NOTHING,
 )
 
 
@@ -344,14 +350,15 @@ def no_kernel_image(node: Node) -> Verdict:
         )
         for name, capability in (dropped or early).items()
     )
+    evidence = (*evidence, seen(requested.source, str(requested)))
     if dropped:
         last = releases.last_for(next(iter(dropped.values())))
         what = f"CUDA {requested} no longer supports {', '.join(dropped)}"
-        return fail(what, *evidence, fix=other_release(last))
+        return fail(what, *evidence, fix=other_release(last, " or older"))
     if early:
         first = releases.first_for(next(iter(early.values())))
         what = f"CUDA {requested} is older than {', '.join(early)}: only programs that contain PTX run there"
-        return warn(what, *evidence, fix=other_release(first))
+        return warn(what, *evidence, fix=other_release(first, " or later"))
     return ok(f"CUDA {requested} supports every GPU of this node")
 
 

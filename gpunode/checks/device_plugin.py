@@ -254,7 +254,8 @@ _RESTART_POD = fixes.same(RESTART_POD)
 )
 def allocatable_zero(node: Node) -> Verdict:
     """Pods that request more GPUs than the kubelet can allocate stay pending: 'Insufficient nvidia.com/gpu'.
-    NVIDIA's plugin marks a GPU unhealthy after some XID errors, and healthy again only when it restarts.
+    NVIDIA's plugin marks a GPU unhealthy after some XID errors, all GPUs if NVML loses one, and healthy again
+    only when it restarts.
     """
     allocatable = node.allocatable
     if allocatable is None or not allocatable.nvidia:
@@ -291,6 +292,7 @@ def allocatable_zero(node: Node) -> Verdict:
 
 _AFTER_FALLEN = replace(
     fixes.REBOOT.other,
+    before="First save the driver's report for the vendor: nvidia-bug-report.sh",
     note="If the GPU is missing again after this, power the node off and on; then ask the node's vendor",
 )
 
@@ -546,10 +548,9 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
         if wrong is not None:
             answer = seen(_source(plugin), f"device list strategy {','.join(strategies)}")
             evidence, fix = wrong
-            summary = (
-                f"neither the engine nor the toolkit supports the device plugin's strategy {strategies[0]}"
-            )
-            return fail(summary, answer, evidence, fix=fix)
+            what = f"neither engine nor toolkit supports the device plugin's strategy {strategies[0]}"
+            fix = replace(fix, note="Then delete the pods that started without GPUs: they get none later")
+            return fail(f"pods start without GPUs: {what}", answer, evidence, fix=fix)
     return ok("the engine supports the device plugin's device list strategy")
 
 

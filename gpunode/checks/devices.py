@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.finding import RESTARTS_IMEX, Evidence, Fix, Step
+from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fix, Step
 from gpunode.checks.fixes import UPGRADE_TOOLKIT, Remedy, everywhere, per_family
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -75,9 +75,15 @@ def dev_nodes_missing(node: Node) -> Verdict:
         return fail(
             f"{len(missing)} of {len(expected)} device files are missing",
             *(seen(path, "absent") for path in missing),
-            fix=fixes.make_nodes(tuple(_minor(path) for path in missing)),
+            fix=replace(fixes.make_nodes(tuple(_minor(path) for path in missing)), note=_AT_BOOT),
         )
     return ok(f"/dev/nvidiactl and {len(minors)} GPU device files exist")
+
+
+_AT_BOOT = (
+    "Start containers again that failed without them. At each boot nvidia-persistenced creates these files, "
+    "if it is enabled: systemctl is-enabled nvidia-persistenced"
+)
 
 
 def _container_is_gone(node: Node) -> bool:
@@ -185,7 +191,7 @@ def uvm_not_loaded(node: Node) -> Verdict:
 _ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
 _START = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
 START_PERSISTENCED = Remedy(_START, _START, _START, _START)
-RESTART_PERSISTENCED = everywhere("systemctl restart nvidia-persistenced")
+RESTART_PERSISTENCED = everywhere("systemctl restart nvidia-persistenced", disturbs=DISRUPTS_NOTHING)
 INSTALL_PERSISTENCED = per_family(
     f"apt install nvidia-persistenced && {' '.join(_ENABLE)}",
     f"dnf install nvidia-persistenced && {' '.join(_ENABLE)}",
@@ -222,7 +228,8 @@ def make_user(name: str) -> Fix:
     """Create a system user without a home, as the daemon's packages do."""
     return Fix(
         f"useradd --system --no-create-home --shell /usr/sbin/nologin {name} && "
-        "systemctl restart nvidia-persistenced"
+        "systemctl restart nvidia-persistenced",
+        disturbs=DISRUPTS_NOTHING,
     )
 
 
@@ -634,17 +641,20 @@ def persistenced_broken(node: Node) -> Verdict:
     trouble = _trouble(node)
     if trouble is None:
         return ok("the persistence daemon works") if unit else skip("nvidia-persistenced isn't installed")
-    evidence = [*seen_unit(node, _UNIT)] if trouble[0] == _UNIT else [seen(*trouble)]
+    failed = trouble[0] == _UNIT
+    evidence = [*seen_unit(node, _UNIT)] if failed else [seen(*trouble)]
+    summary = f"{_UNIT} has failed" if failed else "nvidia-persistenced doesn't run, but its socket exists"
     fix = keep_initialised(node) if unit is None else None
     user = _missing_user(node, unit.argv if unit else ())
     if user:
         evidence.append(seen("/etc/passwd", f"user {user}, which the unit needs, doesn't exist"))
         fix = make_user(user)
-    if node.host.which("nvidia-modprobe") is None:
+        summary = f"nvidia-persistenced can't start: its user {user} doesn't exist"
+    elif node.host.which("nvidia-modprobe") is None:
         unsafe = node.host.unsafe_program("nvidia-modprobe")
         absent = ("nvidia-modprobe", "not installed; the daemon creates device files with it")
         evidence.append(seen(*(unsafe or absent)))
-    return warn("the persistence daemon is broken", *evidence, fix=fix)
+    return warn(summary, *evidence, fix=fix)
 
 
 def _trouble(node: Node) -> tuple[str, str] | None:

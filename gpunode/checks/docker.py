@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -32,7 +33,7 @@ from gpunode.facts.processes import option_values
 from gpunode.facts.services import UnitState
 from gpunode.facts.system import TEGRA, WSL2
 from gpunode.facts.users import sudo_name
-from gpunode.host.redact import shown_arguments
+from gpunode.host.redact import shown_arguments, without_secrets
 from gpunode.output.typed import as_dict
 
 # Test of Docker with a container that computes on a GPU. Only with --deep, if a container can be started.
@@ -312,7 +313,7 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     path = node.docker.config_path
     text = node.host.read_text(path) or ""
     places = {key: line_of(text, f'"{key}"') for key in keys}
-    evidence = (seen(path, f'"{key}" is also a flag', line) for key, line in places.items())
+    evidence = (seen(path, f"{_setting(key, config)} is also a flag", line) for key, line in places.items())
     judge = fail if docker_role(node).used else warn
     # from the end of the file, so that the other line numbers remain right
     first, *others = sorted(places.items(), key=lambda place: -(place[1] or 0))
@@ -323,9 +324,17 @@ def docker_flag_file_conflict(node: Node) -> Verdict:
     if "hosts" in keys and (more := _other_addresses(node.docker.argv, config["hosts"])):
         unit = node.docker.unit or "dockerd's unit"
         fix = replace(fix, before=f"First, if clients need it, add to {unit}: -H {' -H '.join(more)}")
-    summary = f"Docker's flags and {path} both set {', '.join(keys)}"
+    stops = "runs, but can't start again" if node.docker.process else "can't start"
+    summary = f"Docker {stops}: its flags and {path} both set {', '.join(keys)}"
     why = "dockerd doesn't start if a setting is both a flag and in the file, even with equal values."
     return judge(summary, *evidence, flags, fix=fix, why=f"{why}{_until_restarted(node.docker)}")
+
+
+def _setting(key: str, config: dict[str, Any]) -> str:
+    """A setting as in daemon.json; of an object and of a setting in one, only the name is shown."""
+    value = config.get(key)
+    shown = not isinstance(value, (dict, type(None)))
+    return f'"{key}": {without_secrets(json.dumps(value))}' if shown else f'"{key}"'
 
 
 def _other_addresses(argv: tuple[str, ...], hosts: object) -> list[str]:

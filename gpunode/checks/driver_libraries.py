@@ -209,7 +209,7 @@ def nvml_hang(node: Node) -> Verdict:
     source = "nvmlInit in a child process"
     if probe.timed_out:
         evidence = (seen(source, probe.message), *_from_the_log(node))
-        return fail("NVML does not answer", *evidence, fix=fixes.REBOOT.other)
+        return fail("NVML does not answer", *evidence, fix=_REBOOT_OR_RESET)
     if probe.code == NO_PERMISSION and not node.host.is_root:
         return skip("needs root, or read and write access to /dev/nvidia*, to query NVML")
     if not probe.asked:
@@ -226,6 +226,13 @@ def nvml_hang(node: Node) -> Verdict:
     if probe.untold:
         return note("NVML lists the GPUs, but fails when it reads their state", seen(source, probe.untold))
     return ok(f"NVML lists {len(probe.inventory.gpus)} GPUs", seen(source, f"{probe.seconds:.1f} s"))
+
+
+_REBOOT_OR_RESET = replace(
+    fixes.REBOOT.other,
+    note="If it hangs too, because processes wait for the driver, reset the node at its management "
+    "controller (BMC)",
+)
 
 
 def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:

@@ -195,7 +195,12 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
         return Fix(f"follow {_LEGACY}")
     option = f"--branch {branch} " if branch and branch != chosen(node).branch else ""
     fix = Fix(f"gpunode driver install {option}--yes", disturbs=REPLACES_DRIVER)
-    return fix if node.module is None else replace(fix, note="If this fails, don't reboot").then_reboot()
+    if node.module is None:
+        return fix
+    number = branch or chosen(node).branch
+    what = f"It installs branch {number}. " if number else ""
+    failure = "If this fails, it restores the old packages. If it reports that it couldn't, don't reboot"
+    return replace(fix, note=f"{what}{failure}").then_reboot()
 
 
 def newer_run_file() -> Fix:
@@ -211,7 +216,8 @@ def reinstall(node: Node, names: Sequence[str]) -> Fix | None:
 
 def before_reboot(fix: Fix) -> Fix:
     """A fix that replaces the libraries, which then don't match the loaded module until a reboot."""
-    return replace(fix.then_reboot(), disruptive="drain", effect=REPLACES_DRIVER)
+    note = fix.note or fixes.NO_REBOOT
+    return replace(fix.then_reboot(), disruptive="drain", effect=REPLACES_DRIVER, note=note)
 
 
 def newer_for_kernel(node: Node, release: str) -> Fix:
@@ -226,7 +232,7 @@ def with_module(node: Node, install: Fix, release: str) -> Fix:
     command = f"{install.before_reboot or install.command} && modinfo -k {release} -F version nvidia"
     note = f"If this fails or prints no version, don't reboot into kernel {release}: it still has no module. "
     if release == node.kernel:
-        return replace(install, command=command, note=note + _older_kernel(node)).then_reboot()
+        return replace(install, command=command, note=note + older_kernel(node)).then_reboot()
     if node.distribution.family == "rhel":  # undoes what `before` offers, only if there is a module
         command += f" && {_SET_DEFAULT}{release}"
     check = f"Into kernel {node.kernel} only if this prints one:\nmodinfo -k {node.kernel} -F version nvidia"
@@ -237,11 +243,13 @@ def with_module(node: Node, install: Fix, release: str) -> Fix:
     return replace(install, command=command, before=before, note=note + check).then_reboot()
 
 
-def _older_kernel(node: Node) -> str:
+def older_kernel(node: Node) -> str:
     """What to do instead of a reboot into the running kernel, which has no module."""
     built = (kernel.release for kernel in node.kernels if kernel.has_module)
     keep = max(built, key=driver.version_key, default="")
     if not keep:
+        if node.distribution.family == "rhel":
+            return "Install an older kernel of this list and boot it:\ndnf list --showduplicates kernel-core"
         return "Install an older kernel and boot that one"
     which = f"kernel {keep}, which has one"
     if node.distribution.family == "rhel":

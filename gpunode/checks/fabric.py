@@ -163,8 +163,9 @@ OPERATORS_STRATEGY = Fix(
 # guests get their driver from the host's administrator, not from a public repository
 GUEST_DRIVER = fixes.everywhere(
     "follow https://docs.nvidia.com/vgpu/",
-    note="Install the guest driver of the vGPU release that the host runs, which its administrator or the "
-    "cloud provider offers; or have the host's vGPU manager upgraded to this driver's release",
+    note="Ask the host's administrator or the cloud provider for the guest driver of the host's vGPU "
+    "release, install it and reboot, which ends this machine's containers; or have the host's vGPU manager "
+    "upgraded to this driver's release",
 )
 DRIVER_PODS = fixes.everywhere(
     "kubectl get pods --all-namespaces --output wide --selector app.kubernetes.io/component=nvidia-driver",

@@ -155,6 +155,9 @@ INSTALL_DRIVER = everywhere("gpunode driver install --yes", disturbs=effects.REP
 UPGRADE_DRIVER = INSTALL_DRIVER.then_reboot()
 
 
+NO_REBOOT = "If this fails, don't reboot"
+
+
 def keep_out(path: str, content: str, commands: Sequence[tuple[str, ...]]) -> Fix:
     """Write a file of modprobe.d and include it in the initramfs; it takes effect at the next boot."""
     text = content.replace("\n", "\\n")
@@ -173,7 +176,7 @@ def blacklist(path: str, content: str) -> Remedy:
     most = None if "nouveau" in content else 1
     fixes = (keep_out(path, content, INITRAMFS.get(family, ())[:most]) for family in FAMILIES)
     reboot = Step(argv=("systemctl", "reboot"), disruptive="reboot")
-    return Remedy(*(replace(fix, steps=(*fix.steps, reboot)).then_reboot() for fix in fixes))
+    return Remedy(*(replace(fix, steps=(*fix.steps, reboot), note=NO_REBOOT).then_reboot() for fix in fixes))
 
 
 BLACKLIST_NOUVEAU = blacklist(NOUVEAU_FILE, NOUVEAU_TEXT)
@@ -208,7 +211,7 @@ def build_module_for(release: str, family: str) -> Fix:
         "debian": f"apt install {linux_headers(release)} && ",
         "rhel": f"dnf install {kernel_devel(release)} && ",
     }
-    return Fix(f"{headers.get(family, '')}dkms autoinstall -k {release}")
+    return Fix(f"{headers.get(family, '')}dkms autoinstall -k {release}", disturbs=effects.DISRUPTS_NOTHING)
 
 
 ENROL_NOTE = (

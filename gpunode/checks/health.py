@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.finding import RESTARTS_IMEX, Evidence, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fix
 from gpunode.checks.fixes import edit_file, everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -651,7 +651,8 @@ _EXCLUSIVE = (
 
 
 def _shared(gpus: tuple[Condition, ...]) -> Fix:
-    return Fix(" && ".join(f"nvidia-smi -i {gpu.pci or gpu.index} -c DEFAULT" for gpu in gpus))
+    command = " && ".join(f"nvidia-smi -i {gpu.pci or gpu.index} -c DEFAULT" for gpu in gpus)
+    return Fix(command, disturbs=DISRUPTS_NOTHING)
 
 
 @check(

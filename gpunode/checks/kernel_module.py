@@ -107,6 +107,9 @@ def dkms_not_built(node: Node) -> Verdict:
         if upcoming in with_module:  # headers of an old kernel leave the repositories
             summary += f"; a reboot starts {upcoming}, which has one"
             fix = fixes.REBOOT.other
+        elif fix is not None and with_module:
+            older = driver_packages.older_kernel(node)
+            fix = replace(fix, note=f"If this fails, another kernel has a module. {older}")
         return fail(summary, *_lacking(node, running), *evidence, fix=fix)
     if node.host.stat("/usr/sbin/akmods") or not node.module_built:
         return ok("the running kernel has an NVIDIA module")  # akmods builds for a new kernel while it boots

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.finding import RESTARTS_KUBELET, RESTARTS_KUBERNETES, RESTARTS_PLUGIN, Evidence, Fix
+from gpunode.checks.finding import (
+    DISRUPTS_NOTHING,
+    RESTARTS_KUBELET,
+    RESTARTS_KUBERNETES,
+    RESTARTS_PLUGIN,
+    Evidence,
+    Fix,
+)
 from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -282,14 +289,17 @@ def disk_pressure(node: Node) -> Verdict:
     limits = _limits(node)
     evicting = [evidence for place in places for evidence in _below(place, limits)]
     if evicting:
-        return fail("a disk is below the kubelet's limit: it evicts pods", *evicting, fix=_prune(node))
+        what = f"the kubelet evicts pods: {_shown(evicting[0])}"
+        return fail(what, *evicting, fix=_prune(node))
     full = [place for place in places if place.room.left < 64 << 20]
     if full:
-        return fail("a disk is full", *map(_disk_evidence, full), fix=_prune(node), why=_UNPACKING)
+        lines = [*map(_disk_evidence, full)]
+        return fail(f"a disk is full: {_shown(lines[0])}", *lines, fix=_prune(node), why=_UNPACKING)
     tight = [place for place in places if place.signal == "imagefs" and place.room.left < _LARGE_IMAGE]
     if tight:
-        what = "not enough space for another CUDA image"
-        return warn(what, *map(_disk_evidence, tight), fix=_prune(node), why=_UNPACKING)
+        lines = [*map(_disk_evidence, tight)]
+        what = f"not enough space for another CUDA image: {_shown(lines[0])}"
+        return warn(what, *lines, fix=_prune(node), why=_UNPACKING)
     return ok("the disks have space for images and pods", *map(_disk_evidence, places))
 
 
@@ -360,6 +370,10 @@ def _disk_evidence(place: Disk) -> Evidence:
     return seen(place.path, f"{_size(place.room.left)} of {_size(place.room.size)} free")
 
 
+def _shown(disk: Evidence) -> str:
+    return f"{disk.source} has {disk.value}"
+
+
 def _size(number: int) -> str:
     return f"{number / (1 << 30):.1f} GiB"
 
@@ -367,10 +381,11 @@ def _size(number: int) -> str:
 def _prune(node: Node) -> Fix | None:
     if node.docker is not None and (node.kubelet is None or not node.kubelet.joined):
         note = (
-            "It asks first, then deletes stopped containers, unused networks, images without a tag and the "
-            "unused build cache"
+            "It asks first, then deletes images that have no tag and no container. docker system df shows "
+            "what else takes space. If this isn't enough, delete also tagged images that have no container, "
+            "if they can be pulled again:\ndocker image prune --all"
         )
-        return Fix("docker system prune", note=note)
+        return Fix("docker image prune", disturbs=DISRUPTS_NOTHING, note=note)
     return replace(_PRUNE.other, command=f"{_crictl(node)} rmi --prune")
 
 

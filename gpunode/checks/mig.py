@@ -277,17 +277,21 @@ _MPS_REFUSAL = "sharing using MPS is not supported for MIG devices"
 _MPS_DAEMON = "mps-control-daemon"  # of NVIDIA's plugin; CUDA's own MPS supports MIG
 
 
-_NEW_NAMES = (
-    "First decide: with mixed, a node no longer offers MIG devices as nvidia.com/gpu, and pods that "
-    "request it stay pending until they request a profile. To keep the name, partition all GPUs alike "
-    "instead: gpunode mig apply --config-file FILE, with one layout for all GPUs in FILE. Drain first in "
-    "both cases: under new names the kubelet counts devices in use as free, and a new layout ends what runs "
-    "on them"
+_DRAIN = (
+    "Drain before either change: under new names the kubelet counts devices in use as free, and a new layout "
+    "ends what runs on them"
 )
-_NEW_NAMES_EVERYWHERE = f"{fixes.EVERY_NODE}, so drain each one that has MIG devices. {_NEW_NAMES}"
+_MIXED = (
+    "mixed, as below: pods that request nvidia.com/gpu stay pending until they request a profile. Or keep "
+    "the name, with one layout for all GPUs in FILE: gpunode mig apply --config-file FILE"
+)
+_NEW_NAMES = f"First decide. Either {_MIXED}. {_DRAIN}"
+# gpunode's plugin, unlike NVIDIA's, offers devices also with this layout
+_OWN_NAMES = f"First decide. Leave it, if the devices of one profile are enough. Or {_MIXED}. {_DRAIN}"
+_EVERY_NODE = f"{fixes.EVERY_NODE}, so drain each one that has MIG devices"
 
 
-def _drained(fix: Fix, before: str = _NEW_NAMES_EVERYWHERE) -> Fix:
+def _drained(fix: Fix, before: str = f"{_EVERY_NODE}. {_NEW_NAMES}") -> Fix:
     """A change of the strategy, after a drain: the kubelet counts devices by their resource's name."""
     return replace(fix, before=before, disruptive="drain", disturbs=fix.disturbs.partition(":")[0])
 
@@ -353,17 +357,22 @@ def _own_strategy(node: Node) -> Fix:
         for process in node.plugin_processes
         for word in process.process.argv
     )
-    restart = _drained(fixes.restart(_OWN_PLUGIN, RESTARTS_PLUGIN), _NEW_NAMES)
+    restart = _drained(fixes.restart(_OWN_PLUGIN, RESTARTS_PLUGIN), _OWN_NAMES)
     if unit is not None and flag:
         edit = restart.after(f"systemctl edit --full {_OWN_PLUGIN}")
-        return replace(edit, before=f"{_NEW_NAMES}. In the editor that opens, {by_flag}")
+        note = (
+            f"In the editor that opens, {by_flag}. This copies the unit, and hides updates of the original "
+            f"until systemctl revert {_OWN_PLUGIN}"
+        )
+        return replace(edit, note=note)
     if unit is not None:
         return restart.after(f"mkdir -p /etc/gpunode && echo {setting} >> /etc/gpunode/env")
     if not flag and any(process.container for process in node.plugin_processes):
         command = f"kubectl set env --namespace kube-system daemonset/{_OWN_PLUGIN} {setting}"
-        return _drained(replace(restart, command=command, needs_root=False, disturbs=RESTARTS_PLUGINS))
+        everywhere = replace(restart, command=command, needs_root=False, disturbs=RESTARTS_PLUGINS)
+        return _drained(everywhere, f"{_EVERY_NODE}. {_OWN_NAMES}")
     then = f"Drain this node. Then, where this plugin is started, {by_flag}, and restart it"
-    return replace(fixes.look("gpunode plugin status", then), before=_NEW_NAMES)
+    return replace(fixes.look("gpunode plugin status", then), before=_OWN_NAMES)
 
 
 def _cut(devices: tuple[MigDevice, ...]) -> str:

@@ -179,7 +179,7 @@ def _from_their_repository(node: Node, fix: Fix) -> Fix:
     command = "dnf upgrade 'kmod-nvidia*' 'nvidia-x11-drv*'"
     if "akmod-nvidia" in installed or "xorg-x11-drv-nvidia" in installed:
         command = "dnf upgrade akmod-nvidia 'xorg-x11-drv-nvidia*' && akmods --force"
-    return Fix(command, disturbs=REPLACES_DRIVER).then_reboot()
+    return Fix(command, disturbs=REPLACES_DRIVER, note=fixes.NO_REBOOT).then_reboot()
 
 
 _BY_REFUSAL: dict[str, Callable[[Node, Fix], Fix]] = {

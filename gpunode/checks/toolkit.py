@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.devices import keep_initialised
-from gpunode.checks.finding import RESTARTS_DOCKER, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_DOCKER, Fix
 from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
     HOST,
@@ -60,7 +60,8 @@ def upgrade(node: Node) -> Fix | None:
 def change(settings: Settings, verb: str, *words: str) -> Fix:
     """``gpunode toolkit config set|unset`` for the file that was checked."""
     where = "" if settings.path == DEFAULT_PATH else f"--config {settings.path} "
-    return Fix(f"gpunode toolkit config {verb} {where}{' '.join(words)}")
+    command = f"gpunode toolkit config {verb} {where}{' '.join(words)}"
+    return Fix(command, disturbs=DISRUPTS_NOTHING)
 
 
 # The NVIDIA Container Toolkit, which adds GPUs to containers.
@@ -356,7 +357,8 @@ def _place(source: AptSource) -> str:
 def _removal(sources: list[AptSource]) -> Fix:
     """Rename files with a suffix that apt ignores."""
     paths = dict.fromkeys(source.path for source in sources)
-    return Fix(" && ".join(f"mv {path} {path}.disabled" for path in paths) + " && apt update")
+    command = " && ".join(f"mv {path} {path}.disabled" for path in paths)
+    return Fix(f"{command} && apt update", disturbs=DISRUPTS_NOTHING)
 
 
 # Which of the toolkit's methods the engines of this node use.

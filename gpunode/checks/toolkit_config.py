@@ -255,8 +255,12 @@ def no_cgroups_wrong(node: Node) -> Verdict:
             "need false"
         )
         return note(summary, evidence, seen("nvidia-container-cli", user))
-    fix = change(settings, "set", f"{NO_CGROUPS}=false")
-    return fail(f"{NO_CGROUPS} is true, but {user}", evidence, fix=fix)
+    fix = replace(
+        change(settings, "set", f"{NO_CGROUPS}=false"),
+        note="Then restart the containers that have GPUs: they get the permission only at a start",
+    )
+    summary = f"containers can't open the GPUs: {NO_CGROUPS} is true, but {user}"
+    return fail(summary, evidence, fix=fix)
 
 
 @check(

@@ -220,6 +220,16 @@ def test_settings_that_conflict_with_flags_are_deleted_from_the_last_line_up(tmp
     )
 
 
+def test_password_in_a_conflicting_setting_is_not_shown(tmp_path):
+    def change(spec):
+        spec["files"][FILE] = '{"hosts": ["tcp://admin:hunter2@10.0.0.7:2376"]}'
+
+    name = "docker-flag-file-conflict"
+    verdict = judged(tmp_path, name, name, change)
+    assert verdict.summary == f"Docker runs, but can't start again: its flags and {FILE} both set hosts"
+    assert "10.0.0.7" in verdict.evidence[0].value and "hunter2" not in verdict.evidence[0].value
+
+
 def test_addresses_that_only_the_file_has_are_added_to_the_unit_first(tmp_path):
     def change(spec):
         hosts = '["fd://", "unix:///run/docker.sock", "tcp://10.0.0.7:2376"]'

@@ -473,8 +473,14 @@ BESIDE = {
         "has no module. Into kernel 5.14.0-427.13.1.el9_4.x86_64 only if this prints one:\n"
         "modinfo -k 5.14.0-427.13.1.el9_4.x86_64 -F version nvidia",
     ),
-    "driver-two-installs": ("GPU programs that start before the reboot fail", ""),
-    "driver-upgrade-pending": ("GPU programs that start before the reboot fail", ""),
+    "driver-two-installs": (
+        "GPU programs that start before the reboot fail",
+        "If this fails, don't reboot",
+    ),
+    "driver-upgrade-pending": (
+        "GPU programs that start before the reboot fail",
+        "If this fails, don't reboot",
+    ),
     "flatcar-without-toolkit": (
         "for a moment /usr lacks all system extensions, such as Docker's: containers that start then fail, "
         "running ones continue",

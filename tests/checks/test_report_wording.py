@@ -170,7 +170,8 @@ def test_a_driver_in_use_is_replaced_after_a_drain(tmp_path):
         "fails, kubectl uncordon gpu-node-07 and fix what it names)",
         "  2. gpunode driver install --yes",
         "     (GPU programs that start before the reboot fail)",
-        "     If this fails, don't reboot",
+        "     It installs branch 580. If this fails, it restores the old packages. If it reports that it "
+        "couldn't, don't reboot",
         "  3. reboot",
         "  4. gpunode doctor",
         "  5. kubectl uncordon gpu-node-07",
@@ -354,6 +355,8 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
             (
                 "  2. systemctl edit --full gpunode-device-plugin && systemctl restart gpunode-device-plugin",
                 "     (restarts the device plugin)",
+                "     In the editor that opens, change --mig-strategy to mixed. This copies the unit, and "
+                "hides updates of the original until systemctl revert gpunode-device-plugin",
             ),
         ),
         (
@@ -406,12 +409,72 @@ def test_a_reboot_is_unsafe_while_only_the_file_disables_the_cri(serves, tmp_pat
             ),
         ),
         ("mig-cdi-stale", ("  /var/run/cdi/nvidia.yaml: and 4 more are missing",)),
+        (
+            "akmods-failed-fedora",  # podman has no daemon that starts containers again
+            (
+                "     dnf list --showduplicates kernel-core",
+                "  2. reboot",
+                "     (containers stop; only those of a systemd unit, such as podman-restart, start again)",
+            ),
+        ),
+        (
+            "nouveau-loaded-suse",
+            (
+                "     (disrupts nothing that runs)",
+                "     If this fails, don't reboot",
+                "  2. kubectl drain NODE --ignore-daemonsets --delete-emptydir-data",
+            ),
+        ),
+        (
+            "no-kernel-image",  # its first step is the doctor
+            (
+                "  1. gpunode doctor --cuda 12.9",
+                "     Nothing is wrong with the node. Build the program with CUDA 12.9 or older, or use an "
+                "image of it",
+                "More: gpunode explain no-kernel-image",
+            ),
+        ),
+        (
+            "dkms-not-built",
+            (
+                "     If this fails, another kernel has a module. At the next boot, choose kernel "
+                "5.15.0-122-generic, which has one, in the boot loader's menu",
+            ),
+        ),
+        (
+            "docker-flag-file-conflict",
+            ('  /etc/docker/daemon.json:2: "hosts": ["unix:///run/docker.sock"] is also a flag',),
+        ),
+        (
+            "plugin-strategy-mismatch",
+            ("     Then delete the pods that started without GPUs: they get none later",),
+        ),
+        (
+            "disk-pressure-rocky9",
+            (
+                "  1. docker image prune",
+                "     (disrupts nothing that runs)",
+                "     It asks first, then deletes images that have no tag and no container. docker system df "
+                "shows what else takes space. If this isn't enough, delete also tagged images that have no "
+                "container, if they can be pulled again:",
+                "     docker image prune --all",
+            ),
+        ),
     ],
 )
 def test_a_page_names_the_next_step(name, lines, tmp_path):
     whole = page(name, tmp_path)
     at = whole.index(lines[0])
     assert tuple(whole[at : at + len(lines)]) == lines
+
+
+@pytest.mark.parametrize(
+    "name", ["apt-signed-by", "cdi-duplicate", "cdi-perms", "compute-mode-prohibited", "persistenced-broken"]
+)
+def test_a_harmless_fix_is_marked_as_such(name, tmp_path):
+    whole = page(name, tmp_path)
+    (first,) = [number for number, line in enumerate(whole) if line.startswith("  1. ")]
+    assert whole[first + 1] == "     (disrupts nothing that runs)"
 
 
 def test_a_line_of_the_plugins_log_has_its_age(tmp_path):

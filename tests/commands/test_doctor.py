@@ -106,8 +106,10 @@ def test_verdict_comes_first_and_the_first_command_last(tmp_path):
     assert result.blocks[0].style is Style.BAD
     (waiting,) = [line for line in shown if line.startswith("WAIT ")]
     assert waiting.endswith(" checks  not run until dkms-not-built is fixed")
-    assert shown[-4] == "Fix first, as root: dkms-not-built"
-    assert shown[-3].startswith("  1. apt install linux-headers-5.15.0-124-generic && dkms")
+    assert shown[-6] == "Fix first, as root: dkms-not-built"
+    assert shown[-5].startswith("  1. apt install linux-headers-5.15.0-124-generic && dkms")
+    assert shown[-4] == "     (disrupts nothing that runs)"
+    assert shown[-3].startswith("     If this fails, another kernel has a module. ")
     assert shown[-2:] == ["  2. gpunode doctor", "More: gpunode explain dkms-not-built"]
 
 
