@@ -151,7 +151,7 @@ def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
             yield from _command(step["command"], f"step {number} of {cause['id']}", escaped(step["effect"]))
         else:
             yield f"<p>fix {_link(step['finding'])}</p>"
-        yield from _note(step)
+        yield from _with_commands(step["note"])
         yield "</li>"
     yield "</ol>"
 
@@ -264,8 +264,7 @@ def _fixes(report: Report, finding: Mapping[str, Any], commands: dict[str, str])
             yield f"<p>{_label(fix)}: the same as for {_link(above)}</p>"
             return
         drained = bool(drain) and fix["disruptive"] in ("drain", "reboot")
-        if fix.get("before"):
-            yield f"<p>{escaped(fix['before'])}</p>"
+        yield from _with_commands(fix.get("before", ""))
         yield from _change(fix)
         yield f"<p>{_label(fix)}:</p>"
         needed = [*(() if reboots_last else before), *(drain if drained else ())]
@@ -273,10 +272,11 @@ def _fixes(report: Report, finding: Mapping[str, Any], commands: dict[str, str])
         notes += [escaped(fix["effect"])] if fix["effect"] else []
         notes += [f"{' and '.join(needed)} first"] if needed else []
         yield from _command(fix["command"], finding["id"], ", ".join(notes))
-        yield from _note(fix)
+        yield from _with_commands(fix["note"])
     if reboots_last:
         steps = [*before, *(["reboot"] if drained or not drain else [f"{drain[0]} and reboot it"])]
-        yield f"<p>Then {', '.join(steps)}.</p>"
+        when = "If the command succeeds," if finding["fix"][0]["note"] else "Then"
+        yield f"<p>{when} {', '.join(steps)}.</p>"
 
 
 def _change(fix: Mapping[str, Any]) -> Iterator[str]:
@@ -295,9 +295,10 @@ def _command(command: str, of: str, remark: str) -> Iterator[str]:
     yield f'<p class="quiet">{remark}</p></div>' if remark else "</div>"
 
 
-def _note(fix: Mapping[str, Any]) -> Iterator[str]:
-    if fix["note"]:
-        text, *commands = fix["note"].split("\n")
+def _with_commands(note: str) -> Iterator[str]:
+    """A text, and on lines of their own the commands that it names."""
+    if note:
+        text, *commands = note.split("\n")
         yield f"<p>{escaped(text)}</p>"
         yield from (f"<pre><code>{escaped(command)}</code></pre>" for command in commands)
 

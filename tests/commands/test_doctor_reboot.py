@@ -255,7 +255,9 @@ def test_fault_that_breaks_a_reboot_is_fixed_before_the_reboot_that_ends_another
     assert "  Before the reboot that nouveau-loaded needs" in lines
     nouveau = next(number for number, line in enumerate(lines) if line.startswith("FAIL nouveau-loaded: "))
     docker = next(number for number, line in enumerate(lines) if line.startswith("WARN docker-config"))
-    assert docker < nouveau < lines.index("  Then drain this Kubernetes node and reboot it")
+    assert (
+        docker < nouveau < lines.index("  If the command succeeds, drain this Kubernetes node and reboot it")
+    )
 
 
 def test_every_page_has_the_section(ask):
@@ -273,7 +275,7 @@ def test_html_page_says_for_which_reboot_the_first_fix_is(ask):
 def test_html_page_names_what_to_fix_before_the_reboot(ask):
     page = ask("nouveau-loaded-docker-invalid-cdi-stale", "-o", "html")
     assert page.index('id="docker-config-invalid-json"') < page.index(
-        "<p>Then drain this Kubernetes node and reboot it.</p>"
+        "<p>If the command succeeds, drain this Kubernetes node and reboot it.</p>"
     )
     page = ask("driver-lib-mismatch-kubelet-not-running", "-o", "html")
     assert page.index('id="kubelet-not-running"') < page.index(
