@@ -28,10 +28,9 @@ from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.config import as_json, as_yaml, export
-from gpunode.mig.model import ComputeInstance, GpuInstance, GpuLayout, Layouts, Profile
+from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.mig.session import read_layouts
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
-from gpunode.output.typed import from_plain, plain
 
 mig_app = command_group("Partition GPUs into MIG devices.")
 
@@ -246,8 +245,8 @@ def list_layouts(host: Host, progress: Progress, *, profiles: bool = False) -> R
     errors = tuple(unreadable(layouts, placements=profiles))
     notes = plan_command.unfinished_notes(host, layouts)
     if not errors:
-        return Result("MigLayout", _data(layouts), messages=notes, blocks=blocks)
-    return Result("MigLayout", _data(layouts), "fail", exit_code(errors), notes, errors, blocks)
+        return Result("MigLayout", layouts, messages=notes, blocks=blocks)
+    return Result("MigLayout", layouts, "fail", exit_code(errors), notes, errors, blocks)
 
 
 def look(host: Host, progress: Progress) -> Layouts:
@@ -276,43 +275,6 @@ def exit_code(errors: Sequence[ErrorInfo]) -> ExitCode:
     """A `PreconditionError` where only rights are missing."""
     rights = all(error.code == "mig-permission" for error in errors)
     return ExitCode.PRECONDITION if rights else ExitCode.FAILED
-
-
-@dataclass(frozen=True)
-class ListedCompute(ComputeInstance):
-    """A compute instance with the `profile` of the MIG device that it makes."""
-
-    profile: str = ""
-
-
-@dataclass(frozen=True)
-class ListedInstance(GpuInstance):
-    """A GPU instance. `profile` and `profile_id` are the profile's index and id, `slices` its GPU slices."""
-
-    compute: tuple[ListedCompute, ...] = ()
-
-
-@dataclass(frozen=True)
-class ListedGpu(GpuLayout):
-    __doc__ = GpuLayout.__doc__
-    instances: tuple[ListedInstance, ...] = ()
-
-
-@dataclass(frozen=True)
-class MigLayout(Layouts):
-    """`data` of the envelope: all GPUs of a node, in NVML's order."""
-
-    gpus: tuple[ListedGpu, ...] = ()
-
-
-def _data(layouts: Layouts) -> MigLayout:
-    """The layouts, each compute instance with the profile that it makes."""
-    data: dict[str, Any] = plain(layouts)
-    for gpu, fields in zip(layouts.gpus, data["gpus"], strict=True):
-        for gi, instance in zip(gpu.instances, fields["instances"], strict=True):
-            for ci, part in zip(gi.compute, instance["compute"], strict=True):
-                part["profile"] = gi.device_name(ci)
-    return from_plain(MigLayout, data)
 
 
 # --- current layout -------------------------------------------------------------------------------------
@@ -390,7 +352,7 @@ def _rows(gpu: GpuLayout, placed: Sequence[GpuInstance]) -> Iterator[tuple[Cell 
             empty = Cell("no compute instance: unusable", Style.WARN)
             yield f"  {gi.id}", "-", gi.name, slots, memory, empty
         for ci in gi.compute:
-            yield f"  {gi.id}", str(ci.id), gi.device_name(ci), slots, memory, ci.uuid or "-"
+            yield f"  {gi.id}", str(ci.id), ci.profile, slots, memory, ci.uuid or "-"
 
 
 def _gib(mib: int) -> str:

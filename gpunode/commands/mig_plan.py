@@ -319,7 +319,7 @@ def _mode(on: bool) -> str:
 
 def _current_pieces(plan: GpuPlan) -> tuple[Piece, ...]:
     return tuple(
-        Piece(gi.name, gi.placement, tuple(gi.device_name(ci) for ci in gi.compute), gi.id)
+        Piece(gi.name, gi.placement, tuple(ci.profile for ci in gi.compute), gi.id)
         for gi in sorted(plan.gpu.instances, key=lambda instance: instance.placement.start)
     )
 

@@ -49,7 +49,7 @@ KINDS = {
     "CdiSpec": ("cdi generate", "commands.cdi:CdiSpec"),
     "CdiDevices": ("cdi list", "commands.cdi:CdiDevices"),
     "CdiRefresh": ("cdi refresh", "commands.cdi:CdiRefresh"),
-    "MigLayout": ("mig list", "commands.mig:MigLayout"),
+    "MigLayout": ("mig list", "mig.model:Layouts"),
     "MigExport": ("mig export", "commands.mig:Exported"),
     "MigPlan": ("mig plan", "commands.mig_plan:MigPlan"),
     "MigApplication": ("mig apply", "commands.mig_apply:MigApplication commands.mig_follow:MigWatch"),

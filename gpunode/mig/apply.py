@@ -112,8 +112,8 @@ def _forward(tools: Tools, plans: Sequence[GpuPlan], skip_reset: bool, mode_only
             for step in plan.steps:
                 if step.action in ("enable", "disable"):
                     with tools.announce(f"GPU {plan.gpu.index}: {step.text}"):
-                        change = session.set_mode(plan.gpu.uuid, plan.wish.enabled)
-                    waiting += [plan.gpu] if change.current != plan.wish.enabled else []
+                        active = session.set_mode(plan.gpu.uuid, plan.wish.enabled)
+                    waiting += [] if active else [plan.gpu]
                 elif step.action in ("destroy-compute", "destroy-instance"):
                     _do(tools, session, step, created)
         if not waiting:
@@ -294,7 +294,7 @@ def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLa
     for step in towards(seen, seen.instances, ())[0]:
         _do(tools, session, step, {})
     with tools.announce(f"GPU {gpu.index}: switch MIG {'on' if gpu.current else 'off'} again"):
-        return session.set_mode(gpu.uuid, gpu.current).current != gpu.current
+        return not session.set_mode(gpu.uuid, gpu.current)
 
 
 def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> None:

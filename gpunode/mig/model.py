@@ -12,7 +12,10 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpunode.output.typed import from_plain
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,15 @@ class Profile:
 class ComputeInstance:
     """A compute instance; with its GPU instance it is the MIG device with this `uuid` (empty if unknown).
 
-    `placement` counts the GPU instance's compute slices; None if the driver doesn't report it.
+    `placement` counts the GPU instance's compute slices; None if the driver doesn't report it. `profile` is
+    the MIG device's: ``3g.40gb``, or ``1c.3g.40gb`` for a part of the GPU instance.
     """
 
     id: int
     slices: int
     placement: Placement | None = None
     uuid: str = ""
+    profile: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,10 +104,6 @@ class GpuInstance:
     placement: Placement
     compute: tuple[ComputeInstance, ...] = ()
     aliases: tuple[str, ...] = ()
-
-    def device_name(self, compute: ComputeInstance) -> str:
-        """The MIG device's profile: ``3g.40gb``, or ``1c.3g.40gb`` for a part of the GPU instance."""
-        return device_name(self.name, self.slices, compute.slices)
 
 
 def device_name(gpu_instance: str, gpu_slices: int, compute_slices: int) -> str:
@@ -149,7 +150,7 @@ class GpuLayout:
 
     def devices(self) -> Mapping[str, int]:
         """The number of MIG devices of each profile, as mig-parted's configuration counts them."""
-        return Counter(gi.device_name(ci) for gi in self.instances for ci in gi.compute)
+        return Counter(ci.profile for gi in self.instances for ci in gi.compute)
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,19 @@ class Layouts:
     def gpu(self, uuid: str) -> GpuLayout | None:
         """The GPU with that UUID; None if there is none."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+
+def layouts_from_json(data: Any) -> Layouts:
+    """Read `Layouts` back from the output of `plain`, with the profile of each MIG device. `PlainError`, a
+    ValueError, for anything else."""
+    layouts = from_plain(Layouts, data)
+    gpus = (replace(gpu, instances=tuple(map(_with_profiles, gpu.instances))) for gpu in layouts.gpus)
+    return replace(layouts, gpus=tuple(gpus))
+
+
+def _with_profiles(gi: GpuInstance) -> GpuInstance:
+    compute = (replace(ci, profile=device_name(gi.name, gi.slices, ci.slices)) for ci in gi.compute)
+    return replace(gi, compute=tuple(compute))
 
 
 _STARTS_AT_MULTIPLES_OF = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}

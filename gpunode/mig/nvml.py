@@ -91,10 +91,6 @@ class MigCalls:
         current, pending = self._nvml.call("nvmlDeviceGetMigMode", gpu)
         return bool(current), bool(pending)
 
-    def set_mode(self, gpu: Handle, on: bool) -> int:
-        """NVML's activation status: 0 if the mode is active, else why it waits (IN_USE, RESET_REQUIRED)."""
-        return int(self._nvml.call("nvmlDeviceSetMigMode", gpu, int(on)))
-
     # --- profiles --------------------------------------------------------------------------------------
 
     def profiles(self, gpu: Handle) -> tuple[ProfileInfo, ...]:
@@ -479,10 +475,8 @@ def _layouts(nvml: Nvml, _question: Question) -> Any:
 
 
 def _set_mode(nvml: Nvml, question: Question) -> Any:
-    calls, gpu = MigCalls(nvml), _gpu(nvml, question)
-    status = calls.set_mode(gpu, question["on"])
-    current, pending = calls.modes(_gpu(nvml, question))
-    return {"status": status, "current": current, "pending": pending}
+    nvml.call("nvmlDeviceSetMigMode", _gpu(nvml, question), int(question["on"]))
+    return {"active": MigCalls(nvml).modes(_gpu(nvml, question))[0] == question["on"]}
 
 
 def _create_gpu_instance(nvml: Nvml, question: Question) -> Any:
@@ -497,9 +491,8 @@ def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
     profiles = [profile.id for profile in calls.compute_profiles(gi) if profile.slices == question["slices"]]
     if not profiles:
         raise NvmlError(NOT_SUPPORTED, f"it takes no compute instance of {question['slices']} slices")
-    instance = calls.compute_instance_info(calls.create_compute_instance(gi, profiles[0], _at(question)))
-    uuid = _uuids(nvml, _gpu(nvml, question)).get((question["gi"], instance.id), "")
-    return {"id": instance.id, "at": [instance.placement.start, instance.placement.size], "uuid": uuid}
+    instance = calls.create_compute_instance(gi, profiles[0], _at(question))
+    return {"id": calls.compute_instance_info(instance).id}
 
 
 def _destroy_gpu_instance(nvml: Nvml, question: Question) -> Any:

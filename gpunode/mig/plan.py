@@ -223,9 +223,7 @@ def _instance_step(
 def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
     """The MIG devices of some GPU instances."""
     return tuple(
-        Device(gi.device_name(ci), gi.placement, gi.id, ci.id, ci.uuid)
-        for gi in instances
-        for ci in gi.compute
+        Device(ci.profile, gi.placement, gi.id, ci.id, ci.uuid) for gi in instances for ci in gi.compute
     )
 
 

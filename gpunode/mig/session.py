@@ -24,9 +24,9 @@ from gpunode.gpu.nvml import (
 from gpunode.host import Host
 from gpunode.host.process import LineChild
 from gpunode.host.recording import RECORDING
-from gpunode.mig.model import ComputeInstance, Layouts, Placement
+from gpunode.mig.model import Layouts, Placement, layouts_from_json
 from gpunode.output.result import ExitCode
-from gpunode.output.typed import from_plain, plain
+from gpunode.output.typed import plain
 
 READ_SECONDS = 60.0
 CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it
@@ -61,18 +61,6 @@ class MigError(GpunodeError):
             exit_code=ExitCode.PRECONDITION if rights else ExitCode.FAILED,
         )
         self.nvml_code = nvml_code
-
-
-@dataclass(frozen=True)
-class ModeChange:
-    """The result of setting a mode: it is active (`current`) or waits for a reset (`pending` differs).
-
-    `status` is NVML's reason for waiting: IN_USE, RESET_REQUIRED, 0 for none.
-    """
-
-    status: int
-    current: bool
-    pending: bool
 
 
 @dataclass(frozen=True)
@@ -116,17 +104,20 @@ class MigSession:
 
     def layouts(self) -> Layouts:
         """The present layouts of all GPUs."""
-        return from_plain(Layouts, self._query("read the layouts", READ_SECONDS, do="layouts"))
+        return layouts_from_json(self._query("read the layouts", READ_SECONDS, do="layouts"))
 
     def processes(self, uuid: str) -> tuple[MigProcess, ...]:
         """The processes on a GPU and its instances."""
         rows = self._query("list the processes", READ_SECONDS, do="processes", uuid=uuid)
         return tuple(MigProcess(*row) for row in rows)
 
-    def set_mode(self, uuid: str, on: bool) -> ModeChange:
-        """Switch MIG on or off. Off requires a GPU without instances; on Ampere it may stay pending."""
+    def set_mode(self, uuid: str, on: bool) -> bool:
+        """Switch MIG on or off. Off requires a GPU without instances; on Ampere it may stay pending.
+
+        Return whether the mode is active: if not, it waits for a reset.
+        """
         doing = f"switch MIG {'on' if on else 'off'}"
-        return ModeChange(**self._query(doing, CHANGE_SECONDS, do="set-mode", uuid=uuid, on=on))
+        return bool(self._query(doing, CHANGE_SECONDS, do="set-mode", uuid=uuid, on=on)["active"])
 
     def create_gpu_instance(
         self, uuid: str, profile_id: int, at: Placement | None = None, name: str = ""
@@ -139,14 +130,11 @@ class MigSession:
         )
         return reply["id"], Placement(*reply["at"])
 
-    def create_compute_instance(
-        self, uuid: str, gi: int, slices: int, at: Placement | None = None
-    ) -> ComputeInstance:
-        """Create a compute instance of so many slices on a GPU instance."""
+    def create_compute_instance(self, uuid: str, gi: int, slices: int, at: Placement | None = None) -> int:
+        """Create a compute instance of so many slices on a GPU instance; return its id."""
         doing = f"create compute instance {slices}c{f' at {at}' if at else ''}"
         question = {"do": "create-compute-instance", "uuid": uuid, "gi": gi, "slices": slices, **_place(at)}
-        reply = self._query(doing, CHANGE_SECONDS, **question)
-        return ComputeInstance(reply["id"], slices, Placement(*reply["at"]), reply["uuid"])
+        return int(self._query(doing, CHANGE_SECONDS, **question)["id"])
 
     def destroy_gpu_instance(self, uuid: str, gi: int) -> None:
         """Destroy a GPU instance without compute instances."""
@@ -212,7 +200,7 @@ def _recorded(host: Host) -> Layouts:
         error.hint = "gpunode report records it on that node"
         raise error
     try:
-        return from_plain(Layouts, recorded)
+        return layouts_from_json(recorded)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{RECORDING}: nvml.mig is malformed ({error!r})", hint="see docs/recorded-machines.md"

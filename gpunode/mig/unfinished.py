@@ -12,7 +12,7 @@ from gpunode.facts.processes import start_ticks
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
-from gpunode.mig.model import GpuInstance, GpuLayout, Layouts
+from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, layouts_from_json
 from gpunode.mig.plan import GpuPlan, same_layout
 from gpunode.mig.users import Drained
 from gpunode.output.typed import from_plain, plain
@@ -107,7 +107,7 @@ def load_snapshot(host: Host) -> LayoutSnapshot:
         if data is None:
             return LayoutSnapshot()
         goals = {uuid: tuple(from_plain(Goal, goal) for goal in all_) for uuid, all_ in data["goals"].items()}
-        return LayoutSnapshot(from_plain(Layouts, data["layouts"]).gpus, goals)
+        return LayoutSnapshot(layouts_from_json(data["layouts"]).gpus, goals)
     except (ValueError, KeyError, TypeError, AttributeError):
         return LayoutSnapshot()
 

@@ -70,7 +70,8 @@ def test_instance_created_by_another_process_is_listed(node):
     with MigSession(Host(environ={**os.environ, **node.env})) as session:
         session.set_mode(gpu_uuid(2), True)
         gi, _ = session.create_gpu_instance(gpu_uuid(2), 5)
-        uuid = session.create_compute_instance(gpu_uuid(2), gi, 1).uuid
+        session.create_compute_instance(gpu_uuid(2), gi, 1)
+        uuid = session.layouts().gpus[2].instances[0].compute[0].uuid
     data = gpunode("mig", "list", "-o", "json", env=node.env).document["data"]
     (instance,) = data["gpus"][2]["instances"]
     assert (instance["name"], instance["placement"]) == ("2g.12gb", {"start": 0, "size": 2})

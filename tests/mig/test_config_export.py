@@ -17,6 +17,7 @@ from gpunode.mig.model import (
     Layouts,
     Placement,
     Profile,
+    device_name,
     inferred_compute,
 )
 
@@ -29,7 +30,9 @@ def gpu(index: int, *cut: Sequence[Any], device: int = A100, on: bool | None = N
     instances = []
     for number, one in enumerate(cut):
         (name, slices, profile, identity), *parts = one if isinstance(one[0], tuple) else (one, one[1])
-        compute = tuple(ComputeInstance(n, part) for n, part in enumerate(parts))
+        compute = tuple(
+            ComputeInstance(n, part, profile=device_name(name, slices, part)) for n, part in enumerate(parts)
+        )
         place = Placement(number, slices)
         instances.append(GpuInstance(number, profile, identity, name, slices, place, compute))
     current = bool(cut) if on is None else on

@@ -20,13 +20,13 @@ from fixtures.scenario import (
     with_mig,
 )
 from gpunode.mig.model import GpuLayout, Layouts, Placement
-from gpunode.mig.session import MigError, MigProcess, MigSession, ModeChange, read_layouts
+from gpunode.mig.session import MigError, MigProcess, MigSession, read_layouts
 from gpunode.output.result import ExitCode
 from gpunode.output.typed import from_plain, plain
 from tests.gpu_node import NodeMaker, host_of
 
 U0 = gpu_uuid(0)
-IN_USE, RESET_REQUIRED = 19, 16
+IN_USE = 19
 
 
 def layouts(make_node: NodeMaker, scenario: Scenario) -> tuple[GpuLayout, ...]:
@@ -167,8 +167,10 @@ def test_explicit_placements_fit(make_node):
             place = next(one for one in profile.placements if one.start == start)
             gi, at = session.create_gpu_instance(U0, profile.id, place, name)
             assert at == place
-            made = session.create_compute_instance(U0, gi, profile.slices)
-            assert (made.slices, made.placement, made.uuid[:4]) == (
+            ci = session.create_compute_instance(U0, gi, profile.slices)
+            (made,) = next(one.compute for one in session.layouts().gpus[0].instances if one.id == gi)
+            assert (made.id, made.slices, made.placement, made.uuid[:4]) == (
+                ci,
                 profile.slices,
                 Placement(0, profile.slices),
                 "MIG-",
@@ -195,10 +197,10 @@ def test_gpu_instance_is_shared_by_its_compute_instances(make_node):
         assert kept.value.nvml_code == IN_USE
         assert kept.value.message.startswith("GPU 0, GPU instance 1: can't ")
         (seen,) = session.layouts().gpus[0].instances
-        assert [(ci.id, ci.placement.start) for ci in seen.compute] == [(second.id, 1), (first.id, 0)]
-        assert [seen.device_name(ci) for ci in seen.compute] == ["1c.3g.40gb"] * 2
+        assert [(ci.id, ci.placement.start) for ci in seen.compute] == [(second, 1), (first, 0)]
+        assert [ci.profile for ci in seen.compute] == ["1c.3g.40gb"] * 2
         for ci in (first, second):
-            session.destroy_compute_instance(U0, gi, ci.id)
+            session.destroy_compute_instance(U0, gi, ci)
         session.destroy_gpu_instance(U0, gi)
         assert session.layouts().gpus[0].instances == ()
 
@@ -230,22 +232,28 @@ def test_instance_in_use_stays_and_its_neighbour_can_be_destroyed(make_node):
 # --- modes --------------------------------------------------------------------------------------------------
 
 
+def modes(session):
+    """The first GPU's mode now and after its next reset."""
+    gpu = session.layouts().gpus[0]
+    return gpu.current, gpu.pending
+
+
 @pytest.mark.parametrize("board", ["a100-80gb", "h100", "b200"])
 def test_idle_gpu_changes_its_mode_at_once(make_node, board):
     _, session = session_on(make_node, mig_machine(board))
     with session:
-        assert session.set_mode(U0, True) == ModeChange(0, True, True)
-        assert session.set_mode(U0, False) == ModeChange(0, False, False)
+        assert (session.set_mode(U0, True), modes(session)) == (True, (True, True))
+        assert (session.set_mode(U0, False), modes(session)) == (True, (False, False))
 
 
 def test_busy_gpu_keeps_the_mode_pending_until_its_reset(make_node):
     scenario = mig_machine("a100-80gb").with_gpu(0, reported={"held": 1})
     node, session = session_on(make_node, scenario)
     with session:
-        assert session.set_mode(U0, True) == ModeChange(IN_USE, False, True)
+        assert (session.set_mode(U0, True), modes(session)) == (False, (False, True))
         with pytest.raises(MigError, match=r"can't create GPU instance .* \(NVML 3\)"):
             session.create_gpu_instance(U0, 19)
-        assert session.set_mode(U0, False) == ModeChange(0, False, False), "rolled back"
+        assert (session.set_mode(U0, False), modes(session)) == (True, (False, False)), "rolled back"
         session.set_mode(U0, True)
     assert "In use by another client" in smi(node, "-r", "-i", "0").stdout
     node.write(scenario.with_gpu(0, reported={}))
@@ -265,7 +273,7 @@ def test_open_session_prevents_the_reset(make_node):
 def test_virtual_machine_needs_a_reboot(make_node):
     _, session = session_on(make_node, mig_machine("a100-80gb").with_gpu(0, reported={"mig_vm": 1}))
     with session:
-        assert session.set_mode(U0, True) == ModeChange(RESET_REQUIRED, False, True)
+        assert (session.set_mode(U0, True), modes(session)) == (False, (False, True))
 
 
 def test_mig_with_instances_cannot_be_disabled(make_node):
