@@ -7,13 +7,12 @@ As a child process (``python -m gpunode.gpu.inventory``) it answers ``{"inventor
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, profile_name
-from gpunode.gpu.nvml import FABRIC_COMPLETED, NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError
+from gpunode.gpu.nvml import NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError, Queries
 from gpunode.output.typed import plain
 
 
@@ -56,40 +55,21 @@ def _remember(gpus: tuple[Gpu, ...], previous: Inventory | None) -> tuple[Gpu, .
     )
 
 
-class _Reader:
-    """Reads one property after another and keeps the first failure; after that nothing more is queried."""
-
-    def __init__(self) -> None:
-        self.error = ""
-        self.code: int | None = None
-
-    def read(self, read: Callable[[], Any], default: Any, optional: bool = False) -> Any:
-        """The value, or `default`; with `optional`, a GPU that doesn't support the query is no failure."""
-        if self.error:
-            return default
-        try:
-            return read()
-        except NvmlError as error:
-            if not (optional and error.code == NOT_SUPPORTED):
-                self.error, self.code = str(error), error.code
-            return default
-
-
 def _gpu(nvml: Nvml, root: str, index: int) -> Gpu:
-    reader = _Reader()
-    device: Handle | None = reader.read(lambda: nvml.handle(index), None)
+    queries = Queries(lambda code: True)
+    query = queries.query
+    device = query(lambda: nvml.handle(index))
     if device is None:
-        return Gpu(index, "", "", "", error=reader.error, error_code=reader.code)
-    uuid = reader.read(lambda: nvml.uuid(device), "")
-    pci = reader.read(lambda: nvml.pci(device), "")
-    name = reader.read(lambda: nvml.name(device), "")
-    minor = reader.read(lambda: nvml.minor(device), None, optional=True)
-    memory = reader.read(lambda: nvml.memory_bytes(device), 0, optional=True)
-    capability = reader.read(lambda: nvml.compute_capability(device), "", optional=True)
-    mig_mode = reader.read(lambda: nvml.mig_mode(device), None)
-    mig_enabled = bool(mig_mode)
-    mig = reader.read(lambda: _mig_devices(nvml, device, memory), ()) if mig_enabled else ()
-    return Gpu(
+        return _with_error(Gpu(index, "", "", ""), queries.error)
+    uuid = query(lambda: nvml.uuid(device)) or ""
+    pci = query(lambda: nvml.pci(device)) or ""
+    name = query(lambda: nvml.name(device)) or ""
+    minor = query(lambda: nvml.minor(device), optional=True)
+    memory = query(lambda: nvml.memory_bytes(device), optional=True) or 0
+    capability = query(lambda: nvml.compute_capability(device), optional=True) or ""
+    mig_mode = query(lambda: nvml.mig_mode(device))
+    mig = query(lambda: _mig_devices(nvml, device, memory)) if mig_mode else None
+    gpu = Gpu(
         index,
         uuid,
         name,
@@ -98,13 +78,16 @@ def _gpu(nvml: Nvml, root: str, index: int) -> Gpu:
         memory,
         capability,
         _numa_node(root, pci) if pci else None,
-        mig_enabled,
-        mig,
-        reader.error,
-        mig_mode is not None,
-        "" if reader.error else _clique(nvml, device),
-        reader.code,
+        bool(mig_mode),
+        mig or (),
+        mig_capable=mig_mode is not None,
+        clique="" if queries.error else _clique(nvml, device),
     )
+    return _with_error(gpu, queries.error)
+
+
+def _with_error(gpu: Gpu, error: NvmlError | None) -> Gpu:
+    return replace(gpu, error=str(error), error_code=error.code) if error else gpu
 
 
 def _mig_devices(nvml: Nvml, gpu: Handle, gpu_memory: int) -> tuple[MigDevice, ...]:
@@ -113,8 +96,7 @@ def _mig_devices(nvml: Nvml, gpu: Handle, gpu_memory: int) -> tuple[MigDevice, .
 
 def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: int) -> MigDevice:
     gi, ci = nvml.mig_instances(device)
-    attributes = nvml.mig_attributes(device)
-    size = attributes.size
+    size, memory_mib = nvml.mig_attributes(device)
     try:
         profile = nvml.gpu_instance_profile(gpu, gi)
     except NvmlError as error:
@@ -123,22 +105,18 @@ def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: 
         profile = None
     # without the number of the profile, from the device's own name: NVIDIA A100-SXM4-40GB MIG 1g.5gb
     from_name = nvml.name(device).partition(" MIG ")[2].strip() if profile is None else ""
-    computed = profile_name(
-        size.gpu_slices, size.compute_slices, attributes.memory_mib, gpu_memory or 1, profile
-    )
-    return MigDevice(
-        slot, nvml.uuid(device), from_name or computed, gi, ci, attributes.memory_mib << 20, size
-    )
+    computed = profile_name(size.gpu_slices, size.compute_slices, memory_mib, gpu_memory or 1, profile)
+    return MigDevice(slot, nvml.uuid(device), from_name or computed, gi, ci, memory_mib << 20, size)
 
 
 def _clique(nvml: Nvml, gpu: Handle) -> str:
     """The NVLink partition that a GPU has joined; "" for most, which have none. No caller needs it."""
     try:
-        fabric = nvml.fabric_info(gpu)
+        fabric = nvml.fabric(gpu)
     except NvmlError:
         return ""
-    text = fabric.cluster
-    joined = fabric.state == FABRIC_COMPLETED and not fabric.status and text.strip("0")
+    text = fabric.cluster or ""
+    joined = fabric.state == "completed" and not fabric.status and text.strip("0")
     cluster = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
     return f"{cluster}.{fabric.clique}" if joined else ""
 

@@ -12,10 +12,12 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.model import GPU_IS_LOST, MigSize
+
+_T = TypeVar("_T")
 
 # NVML's return codes and the meaning of each for a node.
 
@@ -178,8 +180,6 @@ def instance_id(number: int | None) -> int | None:
 
 
 GPU_INSTANCE_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT
-_FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
-FABRIC_COMPLETED = 3
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of 2025's nvml.h; INVALID_ARGUMENT marks the end of a GPU's links
 
 
@@ -217,24 +217,56 @@ def _unnoted(function: str, gpus: Sequence[int]) -> AbstractContextManager[None]
     return nullcontext()
 
 
-@dataclass(frozen=True)
-class MigAttributes:
-    """A MIG device: its size, and its memory in MiB."""
-
-    size: MigSize
-    memory_mib: int
+FABRIC_STATES = (None, "not-started", "in-progress", "completed")
+"""NVML_GPU_FABRIC_STATE_* from 0, not supported, on."""
 
 
 @dataclass(frozen=True)
-class FabricInfo:
-    """nvmlGpuFabricInfo: NVML_GPU_FABRIC_STATE_*, the training's return code, the cluster's UUID in
-    hexadecimal, the clique, and NVML_GPU_FABRIC_HEALTH_MASK_* where the driver reports it."""
+class Fabric:
+    """The NVLink fabric (nvmlGpuFabricInfoV_t). `state` is one of `FABRIC_STATES`, `status` NVML's return
+    code of the training, `cluster` the cluster's UUID without hyphens (zeros for none), `health` the mask
+    NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 is true (degraded bandwidth, route recovery, unhealthy
+    route, access timeout recovery from bit 0 on), then four bits of an incorrect configuration."""
 
-    state: int
-    status: int
-    cluster: str
-    clique: int
-    health: int | None
+    state: str | None = None
+    status: int | None = None
+    cluster: str | None = None
+    clique: int | None = None
+    health: int | None = None
+
+    @property
+    def error(self) -> str:
+        """What is wrong with it; empty for nothing."""
+        if self.state == "completed" and self.status:
+            return str(NvmlError(self.status))
+        # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY; 1 is true
+        unhealthy = (self.health or 0) >> 4 & 3 == 1
+        return "a route through the NVLink fabric is unhealthy" if unhealthy else ""
+
+
+def name_at(names: Sequence[str | None], number: int) -> str | None:
+    """The name of an enumeration's value; None for one that is not known."""
+    return names[number] if 0 <= number < len(names) else None
+
+
+class Queries:
+    """Queries one value after another; one that NVML doesn't report is None. An error of which the code
+    `ends` the queries is kept, and nothing more is queried after it."""
+
+    def __init__(self, ends: Callable[[int], bool]) -> None:
+        self.error: NvmlError | None = None
+        self._ends = ends
+
+    def query(self, question: Callable[[], _T], *, optional: bool = False) -> _T | None:
+        """With `optional` the queries go on where the GPU doesn't support this one."""
+        if self.error is not None:
+            return None
+        try:
+            return question()
+        except NvmlError as error:
+            if self._ends(error.code) and not (optional and error.code == NOT_SUPPORTED):
+                self.error = error
+            return None
 
 
 def sysfs_address(bus_id: bytes | str) -> str:
@@ -389,38 +421,7 @@ class Nvml:
         """Needs root, else NO_PERMISSION. Lasts until the driver is unloaded."""
         self.call("nvmlDeviceSetComputeMode", gpu, mode)
 
-    # --- health ----------------------------------------------------------------------------------------
-
-    def uncorrectable_errors(self, device: Handle, aggregate: bool) -> int:
-        """Uncorrectable ECC errors since the last reset, or of the GPU's life."""
-        return int(self.call("nvmlDeviceGetTotalEccErrors", device, 1, int(aggregate)))
-
-    def row_remap(self, device: Handle) -> tuple[bool, bool]:
-        """Whether remapping of memory rows is pending, and whether it has failed; Ampere and newer."""
-        _, _, pending, failed = self.call("nvmlDeviceGetRemappedRows", device)
-        return bool(pending), bool(failed)
-
-    def retirement_pending(self, device: Handle) -> bool:
-        """Whether memory pages wait for a reset to be retired; before Ampere."""
-        return bool(self.call("nvmlDeviceGetRetiredPagesPendingStatus", device))
-
-    def recovery_action(self, device: Handle) -> int:
-        """NVML_GPU_RECOVERY_ACTION_*: the action that the driver requests, 0 for none."""
-        (value,) = self.call("nvmlDeviceGetFieldValues", device, [_FIELD_RECOVERY_ACTION])
-        if value.nvmlReturn:
-            raise NvmlError(int(value.nvmlReturn))
-        return int(value.value.uiVal)
-
-    def fabric(self, device: Handle) -> tuple[int, str]:
-        """NVML_GPU_FABRIC_STATE_* of the NVLink fabric, and its error ("" for none)."""
-        info = self.fabric_info(device)
-        if info.state == FABRIC_COMPLETED and info.status:
-            return info.state, str(NvmlError(info.status))
-        # NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY; 1 is true
-        unhealthy = (info.health or 0) >> 4 & 3 == 1
-        return info.state, "a route through the NVLink fabric is unhealthy" if unhealthy else ""
-
-    def fabric_info(self, device: Handle) -> FabricInfo:
+    def fabric(self, device: Handle) -> Fabric:
         """The GPU's state in the NVLink fabric."""
         info, health = self._library.c_nvmlGpuFabricInfo_v2_t(), True
         try:
@@ -430,27 +431,13 @@ class Nvml:
                 raise
             info, health = self._library.c_nvmlGpuFabricInfo_t(), False
             self.call("nvmlDeviceGetGpuFabricInfo", device, ctypes.byref(info))
-        return FabricInfo(
-            int(info.state),
+        return Fabric(
+            name_at(FABRIC_STATES, int(info.state)),
             int(info.status),
             bytes(info.clusterUuid).hex(),
             int(info.cliqueId),
             int(info.healthMask) if health else None,
         )
-
-    def sram_threshold_exceeded(self, device: Handle) -> bool:
-        """Whether errors of the chip's own memory exceed NVIDIA's limit; Ampere and newer."""
-        status = self._library.c_nvmlEccSramErrorStatus_v1_t()
-        self.call("nvmlDeviceGetSramEccErrorStatus", device, ctypes.byref(status))
-        return bool(status.bThresholdExceeded)
-
-    def busy_percent(self, device: Handle) -> int:
-        """Percentage of the last sample period in which a kernel ran; not supported in MIG mode."""
-        return int(self.call("nvmlDeviceGetUtilizationRates", device).gpu)
-
-    def memory_used(self, device: Handle) -> int:
-        """Bytes."""
-        return int(self.call("nvmlDeviceGetMemoryInfo", device).used)
 
     # --- MIG -------------------------------------------------------------------------------------------
 
@@ -479,7 +466,8 @@ class Nvml:
         gi = self.call("nvmlDeviceGetGpuInstanceId", mig)
         return int(gi), int(self.call("nvmlDeviceGetComputeInstanceId", mig))
 
-    def mig_attributes(self, mig: Handle) -> MigAttributes:
+    def mig_attributes(self, mig: Handle) -> tuple[MigSize, int]:
+        """A MIG device's size, and its memory in MiB."""
         seen = self.call("nvmlDeviceGetAttributes", mig)
         size = MigSize(
             *(int(seen.gpuInstanceSliceCount), int(seen.computeInstanceSliceCount)),
@@ -490,7 +478,7 @@ class Nvml:
             jpeg=int(seen.sharedJpegCount),
             ofa=int(seen.sharedOfaCount),
         )
-        return MigAttributes(size, int(seen.memorySizeMB))
+        return size, int(seen.memorySizeMB)
 
     def gpu_instance_profile(self, gpu: Handle, gi: int) -> int | None:
         """The profile of a GPU instance as NVML_GPU_INSTANCE_PROFILE_*, None if no profile has its id.

@@ -10,13 +10,14 @@ as soon as it is known, so that a hang or crash keeps the earlier answers, and `
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.inventory import discover
@@ -31,9 +32,12 @@ from gpunode.gpu.nvml import (
     NOT_SUPPORTED,
     RESET_REQUIRED,
     TIMEOUT,
+    Fabric,
     Handle,
     Nvml,
     NvmlError,
+    Queries,
+    name_at,
 )
 from gpunode.output.typed import from_plain, plain
 
@@ -55,20 +59,6 @@ class GpuProcess:
     pid: int
     graphics: bool = False
     memory_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Fabric:
-    """The NVLink fabric (nvmlGpuFabricInfoV_t). `state` is one of `readings.FABRIC_STATES`, `status` NVML's
-    return code of the training, `cluster` the cluster's UUID without hyphens (zeros for none), `health` the
-    mask NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 is true (degraded bandwidth, route recovery,
-    unhealthy route, access timeout recovery from bit 0 on), then four bits of an incorrect configuration."""
-
-    state: str | None = None
-    status: int | None = None
-    cluster: str | None = None
-    clique: int | None = None
-    health: int | None = None
 
 
 @dataclass(frozen=True)
@@ -158,64 +148,80 @@ RECOVERY_ACTIONS = (
 )
 """NVML_GPU_RECOVERY_ACTION_* from 0 on."""
 
-FABRIC_STATES = (None, "not-started", "in-progress", "completed")
-"""NVML_GPU_FABRIC_STATE_* from 0, not supported, on."""
-
 _VERSION_UNKNOWN = 25  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH
 _UNTOLD = {
     *(NOT_SUPPORTED, NO_PERMISSION, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND, _VERSION_UNKNOWN),
 }
-_T = TypeVar("_T")
+_FIELD_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_UNCORRECTABLE = 1  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 
 
-class _Queries:
-    """Queries one value after another; one that NVML doesn't report is None. An error of which the code
-    `ends` the queries is kept."""
+class _Gpu(Queries):
+    """Queries one GPU."""
 
-    def __init__(self, ends: Callable[[int], bool]) -> None:
-        self.error: NvmlError | None = None
-        self._ends = ends
+    def __init__(self, nvml: Nvml, device: Handle, ends: Callable[[int], bool]) -> None:
+        super().__init__(ends)
+        self.nvml, self.device = nvml, device
 
-    def query(self, question: Callable[[], _T]) -> _T | None:
-        if self.error is not None:
-            return None
-        try:
-            return question()
-        except NvmlError as error:
-            if self._ends(error.code):
-                self.error = error
-            return None
+    def call(self, function: str, *arguments: Any) -> Any:
+        return self.query(lambda: self.nvml.call(function, self.device, *arguments))
+
+    def number(self, function: str, *arguments: Any) -> int | None:
+        answer = self.call(function, *arguments)
+        return None if answer is None else int(answer)
+
+    def switch(self, function: str) -> bool | None:
+        answer = self.call(function)
+        return None if answer is None else bool(answer)
+
+    def switches(self, function: str) -> tuple[bool | None, bool | None]:
+        """Two values, such as a mode now and after the next reset."""
+        answer = self.call(function)
+        return (None, None) if answer is None else (bool(answer[0]), bool(answer[1]))
+
+    def word(self, function: str, words: tuple[str, ...]) -> str | None:
+        number = self.number(function)
+        return None if number is None else name_at(words, number)
 
 
 def read_gpu(nvml: Nvml, device: Handle, uuid: str, *, use: bool = False, generation: str = "") -> Reading:
     """One GPU's reading; `use` adds utilisation and memory, including those of MIG devices. Never raises."""
-    queries = _Queries(lambda code: code not in _UNTOLD)
-    query = queries.query
-    volatile = query(lambda: nvml.uncorrectable_errors(device, aggregate=False))
-    aggregate = query(lambda: nvml.uncorrectable_errors(device, aggregate=True))
-    remap = query(lambda: nvml.row_remap(device))
-    retired = query(lambda: nvml.retirement_pending(device)) if remap is None else None
-    action = query(lambda: nvml.recovery_action(device))
-    fabric = query(lambda: nvml.fabric(device))
-    busy = query(lambda: nvml.busy_percent(device)) if use else None
-    used = query(lambda: nvml.memory_used(device)) if use else None
+    gpu = _Gpu(nvml, device, lambda code: code not in _UNTOLD)
+    volatile, aggregate = (
+        gpu.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTABLE, counter) for counter in (0, 1)
+    )
+    remap = gpu.call("nvmlDeviceGetRemappedRows")  # Ampere and newer
+    retired = gpu.switch("nvmlDeviceGetRetiredPagesPendingStatus") if remap is None else None
+    action = gpu.query(lambda: _recovery_action(nvml, device))
+    fabric = gpu.query(lambda: nvml.fabric(device)) or Fabric()
+    busy = gpu.call("nvmlDeviceGetUtilizationRates") if use else None  # not supported in MIG mode
+    memory = gpu.call("nvmlDeviceGetMemoryInfo") if use else None
     return Reading(
         uuid,
-        str(queries.error or ""),
+        str(gpu.error or ""),
         volatile,
         aggregate,
-        remap_pending=None if remap is None else remap[0],
-        remap_failed=None if remap is None else remap[1],
+        remap_pending=None if remap is None else bool(remap[2]),
+        remap_failed=None if remap is None else bool(remap[3]),
         retired_pending=retired,
-        recovery_action=None if action is None else _action(action),
-        fabric_state=None if fabric is None else _name_at(FABRIC_STATES, fabric[0]),
-        fabric_error="" if fabric is None else fabric[1],
-        busy_percent=busy,
-        memory_used_bytes=used,
+        recovery_action=action,
+        fabric_state=fabric.state,
+        fabric_error=fabric.error,
+        busy_percent=None if busy is None else int(busy.gpu),
+        memory_used_bytes=None if memory is None else int(memory.used),
         generation=generation,
-        parts_used_bytes=_parts(nvml, device) if use and queries.error is None else {},
-        error_code=queries.error.code if queries.error else None,
+        parts_used_bytes=_parts(nvml, device) if use and gpu.error is None else {},
+        error_code=gpu.error.code if gpu.error else None,
     )
+
+
+def _recovery_action(nvml: Nvml, device: Handle) -> str:
+    """The action that the driver requests."""
+    (value,) = nvml.call("nvmlDeviceGetFieldValues", device, [_FIELD_RECOVERY_ACTION])
+    if value.nvmlReturn:
+        raise NvmlError(int(value.nvmlReturn))
+    number = int(value.value.uiVal)
+    return name_at(RECOVERY_ACTIONS, number) or f"unknown-{number}"
 
 
 def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
@@ -225,17 +231,10 @@ def _parts(nvml: Nvml, gpu: Handle) -> Mapping[str, int]:
     with suppress(NvmlError):
         for _, mig in nvml.mig_handles(gpu) if nvml.mig_mode(gpu) else ():
             with suppress(NvmlError):
-                parts[nvml.uuid(mig)] = nvml.mig_instances(mig)[0], nvml.memory_used(mig)
+                used = int(nvml.call("nvmlDeviceGetMemoryInfo", mig).used)
+                parts[nvml.uuid(mig)] = nvml.mig_instances(mig)[0], used
     shared = Counter(gi for gi, _ in parts.values())
     return {uuid: used for uuid, (gi, used) in parts.items() if shared[gi] == 1}
-
-
-def _action(number: int) -> str:
-    return _name_at(RECOVERY_ACTIONS, number) or f"unknown-{number}"
-
-
-def _name_at(names: tuple[str | None, ...], number: int) -> str | None:
-    return names[number] if 0 <= number < len(names) else None
 
 
 # The condition of each GPU, from an open NVML, which is queried in a child process only (probe.py).
@@ -267,7 +266,7 @@ def read_conditions(nvml: Nvml, inventory: Inventory) -> Iterator[Condition]:
         except NvmlError as error:
             yield Condition(*names, str(error), error.code)
             continue
-        queries = _Gpu(nvml, device)
+        queries = _Gpu(nvml, device, _THE_GPU_ITSELF.__contains__)
         first = _slowdown_bits(queries)
         condition = _read_condition(queries, names, cc)
         holds = any((first or 0) & bit for bit in SLOWDOWNS)
@@ -291,38 +290,10 @@ def _ended(gpu: _Gpu, condition: Condition, bits: int | None) -> Condition:
 
 def _confidential(nvml: Nvml) -> tuple[bool | None, bool | None]:
     """Whether confidential computing is enabled on the node's GPUs, and then whether they accept work."""
-    node = _Queries(_THE_GPU_ITSELF.__contains__)
+    node = Queries(_THE_GPU_ITSELF.__contains__)
     enabled = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeState").ccFeature))
     ready = node.query(lambda: bool(nvml.call("nvmlSystemGetConfComputeGpusReadyState"))) if enabled else None
     return enabled, ready
-
-
-class _Gpu(_Queries):
-    """Queries one GPU."""
-
-    def __init__(self, nvml: Nvml, device: Handle) -> None:
-        super().__init__(_THE_GPU_ITSELF.__contains__)
-        self.nvml, self.device = nvml, device
-
-    def call(self, function: str, *arguments: Any) -> Any:
-        return self.query(lambda: self.nvml.call(function, self.device, *arguments))
-
-    def number(self, function: str, *arguments: Any) -> int | None:
-        answer = self.call(function, *arguments)
-        return None if answer is None else int(answer)
-
-    def switch(self, function: str) -> bool | None:
-        answer = self.call(function)
-        return None if answer is None else bool(answer)
-
-    def switches(self, function: str) -> tuple[bool | None, bool | None]:
-        """Two values, such as a mode now and after the next reset."""
-        answer = self.call(function)
-        return (None, None) if answer is None else (bool(answer[0]), bool(answer[1]))
-
-    def word(self, function: str, words: tuple[str, ...]) -> str | None:
-        number = self.number(function)
-        return None if number is None else _name_at(words, number)
 
 
 def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | None, bool | None]) -> Condition:
@@ -337,7 +308,7 @@ def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | Non
     return Condition(
         *names,
         reading=reading,
-        sram_threshold_exceeded=gpu.query(lambda: gpu.nvml.sram_threshold_exceeded(gpu.device)),
+        sram_threshold_exceeded=_sram_threshold_exceeded(gpu),
         remapped=None if remapped is None else int(remapped[1]),
         retired=pages[1],
         retired_pages=None if pages[0] is None or pages[1] is None else pages[0] + pages[1],
@@ -356,7 +327,7 @@ def _read_condition(gpu: _Gpu, names: tuple[int, str, str], cc: tuple[bool | Non
         power_limit=gpu.number("nvmlDeviceGetEnforcedPowerLimit"),
         power_limit_default=gpu.number("nvmlDeviceGetPowerManagementDefaultLimit"),
         nvlinks=_nvlinks(gpu),
-        fabric=_fabric(gpu),
+        fabric=gpu.query(lambda: gpu.nvml.fabric(gpu.device)) or Fabric(),
         memory_used=memory[0],
         memory_reserved=memory[1],
         processes=processes,
@@ -372,6 +343,17 @@ def _slowdown_bits(gpu: _Gpu) -> int | None:
     return gpu.number("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits  # before 535
 
 
+def _sram_threshold_exceeded(gpu: _Gpu) -> bool | None:
+    """Whether errors of the chip's own memory exceed NVIDIA's limit; Ampere and newer."""
+
+    def exceeded() -> bool:
+        status = gpu.nvml.structure("c_nvmlEccSramErrorStatus_v1_t")
+        gpu.nvml.call("nvmlDeviceGetSramEccErrorStatus", gpu.device, ctypes.byref(status))
+        return bool(status.bThresholdExceeded)
+
+    return gpu.query(exceeded)
+
+
 def _inforom(gpu: _Gpu) -> bool | None:
     def valid() -> bool:
         try:
@@ -385,13 +367,10 @@ def _inforom(gpu: _Gpu) -> bool | None:
     return gpu.query(valid)
 
 
-def _retired_pages(gpu: _Gpu) -> tuple[int | None, int | None]:
+def _retired_pages(gpu: _Gpu) -> list[int | None]:
     """Pages retired for single-bit and for double-bit errors; before Ampere."""
-    counts = []
-    for cause in _RETIRED_FOR:
-        pages = gpu.call("nvmlDeviceGetRetiredPages", cause)
-        counts.append(None if pages is None else len(pages))
-    return counts[0], counts[1]
+    lists = [gpu.call("nvmlDeviceGetRetiredPages", cause) for cause in _RETIRED_FOR]
+    return [None if pages is None else len(pages) for pages in lists]
 
 
 def _memory(gpu: _Gpu) -> tuple[int | None, int | None]:
@@ -414,14 +393,6 @@ def _nvlinks(gpu: _Gpu) -> tuple[bool, ...] | None:
             return tuple(nvlinks) if error.code in (INVALID_ARGUMENT, NOT_SUPPORTED) else None
         nvlinks.append(bool(state))
     return tuple(nvlinks)
-
-
-def _fabric(gpu: _Gpu) -> Fabric:
-    info = gpu.query(lambda: gpu.nvml.fabric_info(gpu.device))
-    if info is None:
-        return Fabric()
-    state = _name_at(FABRIC_STATES, info.state)
-    return Fabric(state, info.status, info.cluster, info.clique, info.health)
 
 
 def _processes(gpu: _Gpu) -> tuple[GpuProcess, ...] | None:

@@ -66,7 +66,8 @@ _CONDITION |= dict.fromkeys(
 )
 _CONDITION |= {"reading": _READING, "fabric": _FABRIC, "licence": _LICENCE, "slowdowns": (_TEXTS, None)}
 _CONDITION |= {"nvlinks": ([bool], None), "processes": ([_PROCESS], None)}
-_COMPUTE: dict[str, Any] = {"id!": int, "slices!": int, "placement": (_PLACE, None), "uuid": str}
+_COMPUTE: dict[str, Any] = {"id!": int, "slices!": int, "placement": (_PLACE, None)}
+_COMPUTE |= {"uuid": str, "profile": str}
 _INSTANCE: dict[str, Any] = {"id!": int, "profile!": int, "profileId!": int, "name!": str, "slices!": int}
 _INSTANCE |= {"placement!": _PLACE, "compute": [_COMPUTE], "aliases": _TEXTS}
 _COMPUTE_PROFILE = {"slices!": int, "maxCount!": int, "placements": [_PLACE]}

@@ -16,9 +16,10 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.model import profile_name
@@ -50,22 +51,8 @@ _COMPUTE_INSTANCE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT
 _SHARED_ENGINES = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 _MOST_PLACES = 16  # 8 slots are the most of any GPU
 _ABSENT = (NOT_SUPPORTED, INVALID_ARGUMENT)
-
-
-@dataclass(frozen=True)
-class ProfileInfo:
-    """A profile as NVML describes it; `name` is "" if the driver is too old to report it.
-
-    `sms` and `memory_mib` are a GPU instance profile's.
-    """
-
-    index: int
-    id: int
-    slices: int
-    count: int
-    name: str = ""
-    memory_mib: int = 0
-    sms: int = 0
+_T = TypeVar("_T")
+_Default = TypeVar("_Default")
 
 
 @dataclass(frozen=True)
@@ -78,182 +65,139 @@ class InstanceInfo:
     placement: Placement
 
 
-class MigCalls:
-    """The calls on an open NVML; each raises `NvmlError`."""
+# Calls on an open NVML; each raises `NvmlError`.
 
-    def __init__(self, nvml: Nvml) -> None:
-        self._nvml = nvml
 
-    # --- modes -----------------------------------------------------------------------------------------
+def _modes(nvml: Nvml, gpu: Handle) -> tuple[bool, bool]:
+    """Whether MIG is on, and whether it will be after the next reset. NOT_SUPPORTED without MIG."""
+    current, pending = nvml.call("nvmlDeviceGetMigMode", gpu)
+    return bool(current), bool(pending)
 
-    def modes(self, gpu: Handle) -> tuple[bool, bool]:
-        """Whether MIG is on, and whether it will be after the next reset. NOT_SUPPORTED without MIG."""
-        current, pending = self._nvml.call("nvmlDeviceGetMigMode", gpu)
-        return bool(current), bool(pending)
 
-    # --- profiles --------------------------------------------------------------------------------------
-
-    def profiles(self, gpu: Handle) -> tuple[ProfileInfo, ...]:
-        """The GPU instances that this GPU offers, by NVML's numbering."""
-        result = []
-        for index in range(GPU_INSTANCE_PROFILES):
-            info = self._unless_absent("nvmlDeviceGetGpuInstanceProfileInfo", gpu, index)
-            if info is not None:
-                result.append(
-                    ProfileInfo(
-                        index,
-                        int(info.id),
-                        int(info.sliceCount),
-                        int(info.instanceCount),
-                        _name(info),
-                        int(info.memorySizeMB),
-                        int(info.multiprocessorCount),
-                    )
+def _profiles(nvml: Nvml, gpu: Handle, memory: int) -> tuple[Profile, ...]:
+    """The GPU instances that this GPU offers, by NVML's numbering; `memory` is the GPU's in bytes."""
+    result = []
+    for index in range(GPU_INSTANCE_PROFILES):
+        info = _unless_absent(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", gpu, index)
+        if info is not None:
+            slices, memory_mib = int(info.sliceCount), int(info.memorySizeMB)
+            computed = profile_name(slices, slices, memory_mib, memory or 1, index)
+            name = _name(info) or computed
+            result.append(
+                Profile(
+                    index,
+                    int(info.id),
+                    name,
+                    slices,
+                    memory_mib,
+                    int(info.instanceCount),
+                    int(info.multiprocessorCount),
+                    aliases=() if name == computed or not memory else (computed,),
+                    compute=inferred_compute(slices),
                 )
-        return tuple(result)
+            )
+    return tuple(result)
 
-    def compute_profiles(self, gpu_instance: Handle) -> tuple[ProfileInfo, ...]:
-        """The compute instances that a GPU instance supports."""
+
+def _compute_profiles(nvml: Nvml, gpu_instance: Handle) -> dict[int, ComputeProfile]:
+    """The compute instances that a GPU instance supports, by the driver's id and without placements."""
+    profiles = {}
+    for index in range(_COMPUTE_INSTANCE_PROFILES):
         call = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-        profiles = []
-        for index in range(_COMPUTE_INSTANCE_PROFILES):
-            info = self._unless_absent(call, gpu_instance, index, _SHARED_ENGINES)
-            if info is not None:
-                count = int(info.instanceCount)
-                profiles.append(ProfileInfo(index, int(info.id), int(info.sliceCount), count, _name(info)))
-        return tuple(profiles)
+        info = _unless_absent(nvml, call, gpu_instance, index, _SHARED_ENGINES)
+        if info is not None:
+            profiles[int(info.id)] = ComputeProfile(int(info.sliceCount), int(info.instanceCount))
+    return profiles
 
-    def _unless_absent(self, call: str, *arguments: Any) -> Any:
-        """The profile's structure, or its older version from older drivers; None if it isn't offered."""
-        try:
-            return self._nvml.call(call, *arguments)
-        except NvmlError as error:
-            if error.code in _ABSENT:
-                return None
-            if error.code != FUNCTION_NOT_FOUND:
-                raise
-        try:
-            return self._nvml.call(call, *arguments, 1)
-        except NvmlError as error:
-            if error.code in _ABSENT:
-                return None
+
+def _unless_absent(nvml: Nvml, call: str, *arguments: Any) -> Any:
+    """The profile's structure, or its older version from older drivers; None if it isn't offered."""
+    try:
+        return nvml.call(call, *arguments)
+    except NvmlError as error:
+        if error.code in _ABSENT:
+            return None
+        if error.code != FUNCTION_NOT_FOUND:
             raise
+    return _unless(_ABSENT, lambda: nvml.call(call, *arguments, 1), None)
 
-    def placements(self, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """The possible placements of a GPU instance, free or not; none if the driver doesn't report them."""
-        call = "nvmlDeviceGetGpuInstancePossiblePlacements"
-        try:
-            return self._places(call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
-        except NvmlError as error:
-            if error.code in _ABSENT:  # an error in one profile must not hide the GPU
-                return ()
-            raise
 
-    def compute_placements(self, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
-        """The possible placements of a compute instance in its GPU instance; none from drivers before 525."""
-        call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
-        try:
-            return self._places(call, "c_nvmlComputeInstancePlacement_t", gpu_instance, profile_id)
-        except NvmlError as error:
-            if error.code in (FUNCTION_NOT_FOUND, *_ABSENT):
-                return ()
-            raise
+def _unless(codes: Collection[int], read: Callable[[], _T], default: _Default) -> _T | _Default:
+    """What `read` returns, or `default` for an error with one of these codes."""
+    try:
+        return read()
+    except NvmlError as error:
+        if error.code in codes:
+            return default
+        raise
 
-    def _places(self, call: str, structure: str, of: Handle, profile_id: int) -> tuple[Placement, ...]:
-        places, count = self._nvml.structure(structure, _MOST_PLACES), ctypes.c_uint(_MOST_PLACES)
-        self._nvml.call(call, of, profile_id, places, ctypes.byref(count))
-        placements = {
-            Placement(int(place.start), int(place.size)) for place in places[: min(count.value, _MOST_PLACES)]
-        }
-        return tuple(sorted(placements, key=lambda place: (place.start, place.size)))
 
-    def free(self, gpu: Handle, profile_id: int) -> int | None:
-        """How many more GPU instances of a profile fit now; None if MIG is off or it isn't reported."""
-        try:
-            return int(self._nvml.call("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu, profile_id))
-        except NvmlError as error:
-            if error.code in (FUNCTION_NOT_FOUND, *_ABSENT):
-                return None
-            raise
+def _placements(nvml: Nvml, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
+    """The possible placements of a GPU instance, free or not; none if the driver doesn't report them."""
+    call = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    read = partial(_places, nvml, call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
+    return _unless(_ABSENT, read, ())  # an error in one profile must not hide the GPU
 
-    # --- instances -------------------------------------------------------------------------------------
 
-    def gpu_instances(self, gpu: Handle, profile: ProfileInfo) -> tuple[InstanceInfo, ...]:
-        """The GPU instances with that profile."""
-        handles = self._listed(
-            "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile.id, profile.count
-        )
-        return tuple(self.gpu_instance_info(handle) for handle in handles)
+def _compute_placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
+    """The possible placements of a compute instance in its GPU instance; none from drivers before 525."""
+    call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
+    read = partial(_places, nvml, call, "c_nvmlComputeInstancePlacement_t", gpu_instance, profile_id)
+    return _unless((FUNCTION_NOT_FOUND, *_ABSENT), read, ())
 
-    def gpu_instance(self, gpu: Handle, gi: int) -> Handle:
-        """The GPU instance with that id; NOT_FOUND if it doesn't exist."""
-        return self._nvml.part("nvmlDeviceGetGpuInstanceById", gpu, gi)
 
-    def gpu_instance_info(self, gpu_instance: Handle) -> InstanceInfo:
-        return _info(gpu_instance, self._nvml.call("nvmlGpuInstanceGetInfo", gpu_instance))
+def _places(nvml: Nvml, call: str, structure: str, of: Handle, profile_id: int) -> tuple[Placement, ...]:
+    places, count = nvml.structure(structure, _MOST_PLACES), ctypes.c_uint(_MOST_PLACES)
+    nvml.call(call, of, profile_id, places, ctypes.byref(count))
+    placements = {
+        Placement(int(place.start), int(place.size)) for place in places[: min(count.value, _MOST_PLACES)]
+    }
+    return tuple(sorted(placements, key=lambda place: (place.start, place.size)))
 
-    def compute_instances(self, gpu_instance: Handle, profile: ProfileInfo) -> tuple[InstanceInfo, ...]:
-        """The compute instances with that profile on a GPU instance."""
-        call = "nvmlGpuInstanceGetComputeInstances"
-        handles = self._listed(call, "c_nvmlComputeInstance_t", gpu_instance, profile.id, profile.count)
-        return tuple(self.compute_instance_info(handle) for handle in handles)
 
-    def compute_instance(self, gpu_instance: Handle, ci: int) -> Handle:
-        """The compute instance with that id; NOT_FOUND if it doesn't exist."""
-        return self._nvml.part("nvmlGpuInstanceGetComputeInstanceById", gpu_instance, ci)
+def _free(nvml: Nvml, gpu: Handle, profile_id: int) -> int | None:
+    """How many more GPU instances of a profile fit now; None if MIG is off or it isn't reported."""
+    call = "nvmlDeviceGetGpuInstanceRemainingCapacity"
+    return _unless((FUNCTION_NOT_FOUND, *_ABSENT), lambda: int(nvml.call(call, gpu, profile_id)), None)
 
-    def compute_instance_info(self, compute_instance: Handle) -> InstanceInfo:
-        return _info(compute_instance, self._nvml.call("nvmlComputeInstanceGetInfo_v2", compute_instance))
 
-    def _listed(
-        self, call: str, structure: str, of: Handle, profile_id: int, most: int
-    ) -> tuple[Handle, ...]:
-        room = max(most, _MOST_PLACES)
-        handles, count = self._nvml.structure(structure, room), ctypes.c_uint(room)
-        try:
-            self._nvml.call(call, of, profile_id, handles, ctypes.byref(count))
-        except NvmlError as error:
-            if error.code in _ABSENT:  # MIG is off, or has just been switched off
-                return ()
-            raise
-        return tuple(Handle(handle, of.gpu) for handle in handles[: min(count.value, room)])
+def _gpu_instances(nvml: Nvml, gpu: Handle, profile: Profile) -> tuple[InstanceInfo, ...]:
+    """The GPU instances with that profile."""
+    handles = _listed(
+        nvml, "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile.id, profile.max_count
+    )
+    return tuple(_gpu_instance_info(nvml, handle) for handle in handles)
 
-    # --- changes ---------------------------------------------------------------------------------------
 
-    def create_gpu_instance(self, gpu: Handle, profile_id: int, at: Placement | None) -> Handle:
-        """Create a GPU instance at the placement `at`, or where the driver chooses;
-        INSUFFICIENT_RESOURCES."""
-        if at is None:
-            return self._nvml.part("nvmlDeviceCreateGpuInstance", gpu, profile_id)
-        place = self._place("c_nvmlGpuInstancePlacement_t", at)
-        call = "nvmlDeviceCreateGpuInstanceWithPlacement"
-        return self._nvml.part(call, gpu, profile_id, place)
+def _gpu_instance_info(nvml: Nvml, gpu_instance: Handle) -> InstanceInfo:
+    return _info(gpu_instance, nvml.call("nvmlGpuInstanceGetInfo", gpu_instance))
 
-    def create_compute_instance(self, gpu_instance: Handle, profile_id: int, at: Placement | None) -> Handle:
-        """Create a compute instance at the placement `at` if the driver supports it, else where it
-        chooses."""
-        if at is not None:
-            place = self._place("c_nvmlComputeInstancePlacement_t", at)
-            call = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
-            try:
-                return self._nvml.part(call, gpu_instance, profile_id, place)
-            except NvmlError as error:
-                if error.code != FUNCTION_NOT_FOUND:
-                    raise
-        return self._nvml.part("nvmlGpuInstanceCreateComputeInstance", gpu_instance, profile_id)
 
-    def _place(self, structure: str, at: Placement) -> Any:
-        place = self._nvml.structure(structure)
-        place.start, place.size = at.start, at.size
-        return ctypes.byref(place)
+def _compute_instances(
+    nvml: Nvml, gpu_instance: Handle, profile_id: int, most: int
+) -> tuple[InstanceInfo, ...]:
+    """The compute instances with that profile on a GPU instance."""
+    call = "nvmlGpuInstanceGetComputeInstances"
+    handles = _listed(nvml, call, "c_nvmlComputeInstance_t", gpu_instance, profile_id, most)
+    return tuple(_compute_instance_info(nvml, handle) for handle in handles)
 
-    def destroy_gpu_instance(self, gpu_instance: Handle) -> None:
-        """IN_USE while it has a compute instance or a process uses it."""
-        self._nvml.call("nvmlGpuInstanceDestroy", gpu_instance)
 
-    def destroy_compute_instance(self, compute_instance: Handle) -> None:
-        """IN_USE while a process uses it."""
-        self._nvml.call("nvmlComputeInstanceDestroy", compute_instance)
+def _compute_instance_info(nvml: Nvml, compute_instance: Handle) -> InstanceInfo:
+    return _info(compute_instance, nvml.call("nvmlComputeInstanceGetInfo_v2", compute_instance))
+
+
+def _listed(
+    nvml: Nvml, call: str, structure: str, of: Handle, profile_id: int, most: int
+) -> tuple[Handle, ...]:
+    room = max(most, _MOST_PLACES)
+    handles, count = nvml.structure(structure, room), ctypes.c_uint(room)
+    try:
+        nvml.call(call, of, profile_id, handles, ctypes.byref(count))
+    except NvmlError as error:
+        if error.code in _ABSENT:  # MIG is off, or has just been switched off
+            return ()
+        raise
+    return tuple(Handle(handle, of.gpu) for handle in handles[: min(count.value, room)])
 
 
 def _info(handle: Handle, info: Any) -> InstanceInfo:
@@ -273,6 +217,7 @@ def _name(info: Any) -> str:
 # The layouts of all GPUs. A GPU that cannot be read never hides the others.
 
 _NOT_TOLD = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
+_NO_PROCESSES = (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND)
 
 
 def read_layouts(nvml: Nvml) -> Layouts:
@@ -292,94 +237,74 @@ def read_gpu(nvml: Nvml, index: int) -> GpuLayout:
 
 
 def _read_into(nvml: Nvml, gpu: Handle, values: dict[str, Any]) -> None:
-    calls = MigCalls(nvml)
     values["uuid"] = nvml.uuid(gpu)
     values["pci"], values["device_id"], values["subsystem_id"] = nvml.pci_ids(gpu)
     values["name"] = nvml.name(gpu)
-    values["minor"] = _optional(lambda: nvml.minor(gpu), None)
-    values["memory_bytes"] = memory = _optional(lambda: nvml.memory_bytes(gpu), 0)
-    values["architecture"] = _optional(lambda: int(nvml.call("nvmlDeviceGetArchitecture", gpu)), 0)
-    values["virtualization"] = _optional(lambda: int(nvml.call("nvmlDeviceGetVirtualizationMode", gpu)), 0)
-    modes = _optional(lambda: calls.modes(gpu), None)
+    values["minor"] = _unless(_NOT_TOLD, lambda: nvml.minor(gpu), None)
+    values["memory_bytes"] = memory = _unless(_NOT_TOLD, lambda: nvml.memory_bytes(gpu), 0)
+    for name, call in (("architecture", "Architecture"), ("virtualization", "VirtualizationMode")):
+        values[name] = int(_unless(_NOT_TOLD, partial(nvml.call, f"nvmlDeviceGet{call}", gpu), 0))
+    modes = _unless(_NOT_TOLD, lambda: _modes(nvml, gpu), None)
     if modes is None:
         return
     values["capable"] = True
     values["current"], values["pending"] = modes
     try:
-        _read_instances(nvml, calls, gpu, memory, values)
+        _read_instances(nvml, gpu, memory, values)
     except NvmlError as error:
         if error.code != NO_PERMISSION:
             raise
         values["untold"] = str(error)
 
 
-def _read_instances(nvml: Nvml, calls: MigCalls, gpu: Handle, memory: int, values: dict[str, Any]) -> None:
-    offered = calls.profiles(gpu)
-    values["profiles"] = tuple(_profile(profile, memory) for profile in offered)
-    result: dict[int, tuple[ProfileInfo, InstanceInfo]] = {}
+def _read_instances(nvml: Nvml, gpu: Handle, memory: int, values: dict[str, Any]) -> None:
+    values["profiles"] = offered = _profiles(nvml, gpu, memory)
+    result: dict[int, tuple[Profile, InstanceInfo]] = {}
     if values["current"]:
         for profile in offered:
-            result |= {instance.id: (profile, instance) for instance in calls.gpu_instances(gpu, profile)}
-    compute = {entry.index: calls.compute_profiles(info.handle) for entry, info in result.values()}
-    profiles = []
+            result |= {info.id: (profile, info) for info in _gpu_instances(nvml, gpu, profile)}
+    examples = {profile.index: info.handle for profile, info in result.values()}
+    compute = {index: _compute_profiles(nvml, handle) for index, handle in examples.items()}
+    profiles = {}
     for offer in offered:
-        places = calls.placements(gpu, offer.id)
-        examples = [info.handle for profile, info in result.values() if profile.index == offer.index]
-        known = _compute(calls, examples[0], compute[offer.index]) if examples else ()
-        free = calls.free(gpu, offer.id) if values["current"] else None
-        profiles.append(_profile(offer, memory, placements=places, free=free, compute=known))
-    values["profiles"] = tuple(profiles)
-    values["slots"] = max((place.end for profile in profiles for place in profile.placements), default=0)
-    by_index = {profile.index: profile for profile in profiles}
-    uuids = _uuids(nvml, gpu) if result else {}
+        places = _placements(nvml, gpu, offer.id)
+        example = examples.get(offer.index)
+        known = _compute(nvml, example, compute[offer.index]) if example is not None else ()
+        free = _free(nvml, gpu, offer.id) if values["current"] else None
+        profiles[offer.index] = replace(offer, placements=places, free=free, compute=known or offer.compute)
+    values["profiles"] = tuple(profiles.values())
+    ends = (place.end for profile in profiles.values() for place in profile.placements)
+    values["slots"] = max(ends, default=0)
+    # the UUID of each MIG device by its instances
+    uuids = {nvml.mig_instances(mig): nvml.uuid(mig) for _, mig in nvml.mig_handles(gpu)} if result else {}
     values["instances"] = tuple(
-        _instance(calls, info, by_index[profile.index], compute[profile.index], uuids)
+        _instance(nvml, info, profiles[profile.index], compute[profile.index], uuids)
         for _, (profile, info) in sorted(result.items())
     )
 
 
-def _profile(info: ProfileInfo, memory: int, **more: Any) -> Profile:
-    computed = profile_name(info.slices, info.slices, info.memory_mib, memory or 1, info.index)
-    name = info.name or computed
-    return Profile(
-        info.index,
-        info.id,
-        name,
-        info.slices,
-        info.memory_mib,
-        info.count,
-        info.sms,
-        aliases=() if name == computed or not memory else (computed,),
-        **{**more, "compute": more.get("compute") or inferred_compute(info.slices)},
-    )
-
-
-def _compute(calls: MigCalls, gi: Handle, offered: tuple[ProfileInfo, ...]) -> tuple[ComputeProfile, ...]:
+def _compute(nvml: Nvml, gi: Handle, offered: Mapping[int, ComputeProfile]) -> tuple[ComputeProfile, ...]:
     """The compute instances of this profile, as NVML reports them of an existing GPU instance."""
-    inferred = {
-        entry.slices: entry
-        for entry in inferred_compute(max((profile.slices for profile in offered), default=0))
-    }
+    most = max((offer.slices for offer in offered.values()), default=0)
+    inferred = {entry.slices: entry.placements for entry in inferred_compute(most)}
     result: dict[int, ComputeProfile] = {}
-    for profile in offered:
-        places = calls.compute_placements(gi, profile.id)
-        if not places and profile.slices in inferred:
-            places = inferred[profile.slices].placements
-        result.setdefault(profile.slices, ComputeProfile(profile.slices, profile.count, places))
+    for profile_id, offer in offered.items():
+        places = _compute_placements(nvml, gi, profile_id) or inferred.get(offer.slices, ())
+        result.setdefault(offer.slices, replace(offer, placements=places))
     return tuple(result.values())
 
 
 def _instance(
-    calls: MigCalls,
+    nvml: Nvml,
     info: InstanceInfo,
     profile: Profile,
-    offered: tuple[ProfileInfo, ...],
-    uuids: dict[tuple[int, int], str],
+    offered: Mapping[int, ComputeProfile],
+    uuids: Mapping[tuple[int, int], str],
 ) -> GpuInstance:
     compute: dict[int, ComputeInstance] = {}
-    for offer in offered:
-        for ci in calls.compute_instances(info.handle, offer):
-            if ci.profile_id == offer.id:
+    for profile_id, offer in offered.items():
+        for ci in _compute_instances(nvml, info.handle, profile_id, offer.max_count):
+            if ci.profile_id == profile_id:
                 uuid = uuids.get((info.id, ci.id), "")
                 place = ci.placement if ci.placement.size else None
                 compute[ci.id] = ComputeInstance(ci.id, offer.slices, place, uuid)
@@ -393,20 +318,6 @@ def _instance(
         tuple(compute[number] for number in sorted(compute)),
         profile.aliases,
     )
-
-
-def _uuids(nvml: Nvml, gpu: Handle) -> dict[tuple[int, int], str]:
-    """The UUID of each MIG device by its instances."""
-    return {nvml.mig_instances(device): nvml.uuid(device) for _, device in nvml.mig_handles(gpu)}
-
-
-def _optional(read: Callable[[], Any], default: Any) -> Any:
-    try:
-        return read()
-    except NvmlError as error:
-        if error.code in _NOT_TOLD:
-            return default
-        raise
 
 
 # The child process: one response per request.
@@ -462,12 +373,17 @@ def _gpu(nvml: Nvml, question: Question) -> Handle:
 
 
 def _gpu_instance(nvml: Nvml, question: Question) -> Handle:
-    return MigCalls(nvml).gpu_instance(_gpu(nvml, question), question["gi"])
+    """The GPU instance of a request; NOT_FOUND if it doesn't exist."""
+    return nvml.part("nvmlDeviceGetGpuInstanceById", _gpu(nvml, question), question["gi"])
 
 
-def _at(question: Question) -> Placement | None:
-    place = question.get("at")
-    return Placement(*place) if place else None
+def _at(nvml: Nvml, structure: str, question: Question) -> Any:
+    """NVML's structure for the placement of a request; None if the driver shall choose it."""
+    if "at" not in question:
+        return None
+    place = nvml.structure(structure)
+    place.start, place.size = question["at"]
+    return ctypes.byref(place)
 
 
 def _layouts(nvml: Nvml, _question: Question) -> Any:
@@ -476,33 +392,47 @@ def _layouts(nvml: Nvml, _question: Question) -> Any:
 
 def _set_mode(nvml: Nvml, question: Question) -> Any:
     nvml.call("nvmlDeviceSetMigMode", _gpu(nvml, question), int(question["on"]))
-    return {"active": MigCalls(nvml).modes(_gpu(nvml, question))[0] == question["on"]}
+    return {"active": _modes(nvml, _gpu(nvml, question))[0] == question["on"]}
 
 
 def _create_gpu_instance(nvml: Nvml, question: Question) -> Any:
-    calls = MigCalls(nvml)
-    gi = calls.create_gpu_instance(_gpu(nvml, question), question["profile"], _at(question))
-    info = calls.gpu_instance_info(gi)
+    """INSUFFICIENT_RESOURCES if it doesn't fit."""
+    gpu, profile = _gpu(nvml, question), question["profile"]
+    at = _at(nvml, "c_nvmlGpuInstancePlacement_t", question)
+    if at is None:
+        gi = nvml.part("nvmlDeviceCreateGpuInstance", gpu, profile)
+    else:
+        gi = nvml.part("nvmlDeviceCreateGpuInstanceWithPlacement", gpu, profile, at)
+    info = _gpu_instance_info(nvml, gi)
     return {"id": info.id, "at": [info.placement.start, info.placement.size]}
 
 
 def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
-    calls, gi = MigCalls(nvml), _gpu_instance(nvml, question)
-    profiles = [profile.id for profile in calls.compute_profiles(gi) if profile.slices == question["slices"]]
-    if not profiles:
-        raise NvmlError(NOT_SUPPORTED, f"it takes no compute instance of {question['slices']} slices")
-    instance = calls.create_compute_instance(gi, profiles[0], _at(question))
-    return {"id": calls.compute_instance_info(instance).id}
+    """At the requested placement if the driver supports that, else where it chooses."""
+    gi, slices = _gpu_instance(nvml, question), question["slices"]
+    offers = _compute_profiles(nvml, gi).items()
+    profile = next((profile_id for profile_id, offer in offers if offer.slices == slices), None)
+    if profile is None:
+        raise NvmlError(NOT_SUPPORTED, f"it takes no compute instance of {slices} slices")
+    at = _at(nvml, "c_nvmlComputeInstancePlacement_t", question)
+    call = "nvmlGpuInstanceCreateComputeInstance"
+    placed = partial(nvml.part, f"{call}WithPlacement", gi, profile, at)
+    ci = _unless((FUNCTION_NOT_FOUND,), placed, None) if at is not None else None
+    return {"id": _compute_instance_info(nvml, ci or nvml.part(call, gi, profile)).id}
 
 
 def _destroy_gpu_instance(nvml: Nvml, question: Question) -> Any:
-    MigCalls(nvml).destroy_gpu_instance(_gpu_instance(nvml, question))
+    """IN_USE while it has a compute instance or a process uses it."""
+    nvml.call("nvmlGpuInstanceDestroy", _gpu_instance(nvml, question))
     return {}
 
 
 def _destroy_compute_instance(nvml: Nvml, question: Question) -> Any:
-    calls = MigCalls(nvml)
-    calls.destroy_compute_instance(calls.compute_instance(_gpu_instance(nvml, question), question["ci"]))
+    """IN_USE while a process uses it; NOT_FOUND if it doesn't exist."""
+    gi = _gpu_instance(nvml, question)
+    nvml.call(
+        "nvmlComputeInstanceDestroy", nvml.part("nvmlGpuInstanceGetComputeInstanceById", gi, question["ci"])
+    )
     return {}
 
 
@@ -514,22 +444,13 @@ def _processes(nvml: Nvml, question: Question) -> Any:
     for device in (gpu, *(mig_device for _, mig_device in mig_devices)):
         here = (None, None) if device is gpu else nvml.mig_instances(device)
         for call in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
-            for process in _running(nvml, call, device):
+            for process in _unless(_NO_PROCESSES, partial(nvml.call, call, device), ()):
                 gi, ci = (instance_id(process.gpuInstanceId), instance_id(process.computeInstanceId))
                 result.add((int(process.pid), here[0] if gi is None else gi, here[1] if ci is None else ci))
     placed = {pid for pid, gi, _ in result if gi is not None}
     return [
         list(entry) for entry in sorted(result, key=repr) if entry[1] is not None or entry[0] not in placed
     ]
-
-
-def _running(nvml: Nvml, call: str, device: Handle) -> list[Any]:
-    try:
-        return list(nvml.call(call, device))
-    except NvmlError as error:
-        if error.code in (NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND):
-            return []
-        raise
 
 
 _ACTIONS: Mapping[str, Callable[[Nvml, Question], Any]] = {

@@ -5,7 +5,8 @@ import pytest
 from fixtures.scenario import Fault, Process, gpu_uuid, machine, with_nvswitch
 from gpunode.errors import ConfigError
 from gpunode.gpu.model import Gpu, Inventory
-from gpunode.gpu.nvml_health import Condition, Fabric, GpuProcess, Licence, conditions_from_json
+from gpunode.gpu.nvml import Fabric
+from gpunode.gpu.nvml_health import Condition, GpuProcess, Licence, conditions_from_json
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING

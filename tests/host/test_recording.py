@@ -19,7 +19,7 @@ from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
-from gpunode.gpu import model, nvml_health
+from gpunode.gpu import model, nvml, nvml_health
 from gpunode.host import Host, recording
 from gpunode.host.recording import parse_recording
 from gpunode.mig import model as mig_model
@@ -142,7 +142,7 @@ def test_command_line_names_the_wrong_key(
         (model.MigDevice, recording._MIG_DEVICE | {"size": recording._SIZE}),
         (model.MigSize, recording._SIZE),
         (nvml_health.Condition, recording._CONDITION),
-        (nvml_health.Fabric, recording._FABRIC),
+        (nvml.Fabric, recording._FABRIC),
         (nvml_health.Licence, recording._LICENCE),
         (nvml_health.GpuProcess, recording._PROCESS),
         (mig_model.GpuLayout, recording._LAYOUT),

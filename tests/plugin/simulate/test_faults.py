@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import GPU_IS_LOST
-from gpunode.gpu.nvml import GpuEvent
-from gpunode.gpu.nvml_health import FABRIC_STATES, RECOVERY_ACTIONS
+from gpunode.gpu.nvml import FABRIC_STATES, GpuEvent
+from gpunode.gpu.nvml_health import RECOVERY_ACTIONS
 from gpunode.plugin.simulate.faults import FAULTS, Fault, make_fault, parse_fault, parse_script
 from gpunode.plugin.simulate.node import DRIVER_GONE, LOST, SimulatedNode
 
