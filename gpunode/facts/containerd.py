@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,6 @@ from gpunode.facts.daemons import (
     Kind,
     as_recorded,
     daemon_version,
-    find_binary,
     locate,
     parse_version,
     socket_path,
@@ -139,34 +138,21 @@ def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon 
     daemon = locate(host, KIND, processes, config)
     if daemon is None:
         return None
-    binary = find_binary(host, "containerd", daemon.process, daemon.unit)
-    socket = _socket(host, daemon.argv, daemon.config)
-    return Daemon(
-        name="containerd",
-        binary=binary,
-        version=cri_version(host, "containerd", binary, daemon.process, socket),
-        config_path=daemon.config,
-        config_source=daemon.source,
-        socket=socket,
-        unit=daemon.unit.name if daemon.unit else None,
-        argv=daemon.argv,
-        process=daemon.process,
-        manager=owner(daemon.config),
-    )
+    socket = _socket(host, daemon.argv, daemon.config_path)
+    daemon = replace(daemon, socket=socket, manager=owner(daemon.config_path))
+    return replace(daemon, version=cri_version(host, daemon))
 
 
-def cri_version(
-    host: Host, name: str, binary: str | None, process: Process | None, socket: str
-) -> tuple[int, ...]:
+def cri_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
     """Version reported by the running daemon; its program runs (20 ms) only if the daemon reports none."""
-    if host.live and process is not None:
+    if host.live and daemon.process is not None:
         from gpunode.daemons.cri import running_version
 
-        answer = parse_version(running_version(host, socket, _VERSION_SECONDS))
+        answer = parse_version(running_version(host, daemon.socket, _VERSION_SECONDS))
         if answer:
-            as_recorded(host, name, answer)
+            as_recorded(host, daemon.name, answer)
             return answer
-    return daemon_version(host, name, binary)
+    return daemon_version(host, daemon.name, daemon.binary)
 
 
 def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:

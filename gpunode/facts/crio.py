@@ -17,7 +17,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import cri_version
-from gpunode.facts.daemons import Daemon, Kind, find_binary, locate, socket_path
+from gpunode.facts.daemons import Daemon, Kind, locate, socket_path
 from gpunode.facts.processes import Process, environment, option_value, running
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import read_unit
@@ -50,27 +50,16 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     """The CRI-O that reads `config`, else the system's; None if there is none on this node."""
     kind = next((kind for kind in _KINDS if read_unit(host, kind.unit) is not None), _KINDS[0])
     processes = [_with_environment(host, process) for process in running(host, "crio")]
-    location = locate(host, kind, processes, config)
-    if location is None:
+    daemon = locate(host, kind, processes, config)
+    if daemon is None:
         return None
-    binary = find_binary(host, "crio", location.process, location.unit)
-    argv, path = location.argv, location.config
-    if location.process is None and location.unit is not None:
-        argv = _with_variables(argv, location.unit.environment)
-        path = option_value(argv[1:], *_CONFIG_FLAGS) or path
-    daemon = Daemon(
-        name="crio",
-        binary=binary,
-        version=(),
-        config_path=path,
-        config_source=location.source,
-        socket=DEFAULT_SOCKET,
-        unit=location.unit.name if location.unit else None,
-        argv=argv,
-        process=location.process,
-    )
-    socket = _socket(host, daemon)
-    return replace(daemon, socket=socket, version=cri_version(host, "crio", binary, location.process, socket))
+    unit = read_unit(host, daemon.unit) if daemon.process is None and daemon.unit else None
+    if unit is not None:
+        argv = _with_variables(daemon.argv, unit.environment)
+        path = option_value(argv[1:], *_CONFIG_FLAGS) or daemon.config_path
+        daemon = replace(daemon, argv=argv, config_path=path)
+    daemon = replace(daemon, socket=_socket(host, daemon))
+    return replace(daemon, version=cri_version(host, daemon))
 
 
 def _with_environment(host: Host, process: Process) -> Process:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process, option_value
+from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.host import Host
 
@@ -115,7 +116,7 @@ def same_file(host: Host, left: str, right: str) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """What to look for: a daemon's program, its packaged unit, its default file and its file flags."""
+    """What to look for: an engine of `ENGINES`, its packaged unit, its default file and its file flags."""
 
     name: str
     unit: str
@@ -127,35 +128,37 @@ class Kind:
         return option_value(argv[1:], *self.flags) or self.config
 
 
-@dataclass(frozen=True)
-class Found:
-    """A daemon's process, unit and file; `source` says for users how the file was found."""
-
-    process: Process | None
-    unit: Unit | None
-    argv: tuple[str, ...]
-    config: str
-    source: str
-
-
-def locate(host: Host, kind: Kind, processes: Sequence[Process], desired: str | None) -> Found | None:
+def locate(host: Host, kind: Kind, processes: Sequence[Process], desired: str | None) -> Daemon | None:
     """Find the daemon of the file `desired`, else the system's own; None without process, unit and program.
+    The caller adds its version and its socket.
 
     The system's own is the process in the packaged unit's control group, else one that reads the unit's file,
     else, on a node without such a unit, the one that reads the default file or is the only one.
     """
-    unit = read_unit(host, kind.unit)
-    if unit is not None and unit.program != kind.name:
-        unit = None
-    config = desired or (kind.config_of(unit.argv) if unit else kind.config)
-    process = _pick(host, kind, processes, unit, config, explicit=bool(desired))
+    program = ENGINES[kind.name].program
+    packaged = read_unit(host, kind.unit)
+    if packaged is not None and packaged.program != program:
+        packaged = None
+    config = desired or kind.config_of(packaged.argv if packaged else ())
+    process = _pick(host, kind, processes, packaged, config, explicit=bool(desired))
+    unit = None
     if process is not None:
-        return _of_process(host, kind, process, unit)
-    if unit is not None and same_file(host, kind.config_of(unit.argv), config):
-        return Found(None, unit, unit.argv, config, f"{unit.name} ({unit.files[0]})")
-    if unit is None and host.which(kind.name) is None:
+        config = kind.config_of(process.argv)
+        value = option_value(process.argv[1:], *kind.flags)
+        source = f"started with {kind.flags[0]} {value}" if value else "default path"
+        source = f"process {process.pid}, {source}"
+        unit = process_unit(host, process, program)
+        if unit is None and packaged is not None and host.systemd_runs() and packaged.argv == process.argv:
+            unit = packaged  # the control group may be hidden, or missing in a recording
+    elif packaged is not None and same_file(host, kind.config_of(packaged.argv), config):
+        unit, source = packaged, f"{packaged.name} ({packaged.files[0]})"
+    elif packaged is None and host.which(program) is None:
         return None
-    return Found(None, None, (), config, "the specified path" if desired else "the default path")
+    else:
+        source = "the specified path" if desired else "the default path"
+    argv = process.argv if process else unit.argv if unit else ()
+    binary = find_binary(host, program, process, unit)
+    return Daemon(kind.name, binary, (), config, source, "", unit.name if unit else None, argv, process)
 
 
 def _pick(
@@ -163,25 +166,13 @@ def _pick(
 ) -> Process | None:
     if not explicit and unit is not None:
         for process in processes:
-            own = process_unit(host, process, kind.name)
+            own = process_unit(host, process, unit.program)
             if own is not None and own.name == unit.name:
                 return process
     for process in processes:
         if same_file(host, kind.config_of(process.argv), config):
             return process
     return processes[0] if len(processes) == 1 and unit is None and not explicit else None
-
-
-def _of_process(host: Host, kind: Kind, process: Process, packaged: Unit | None) -> Found:
-    config = kind.config_of(process.argv)
-    value = option_value(process.argv[1:], *kind.flags)
-    source = f"process {process.pid}, " + (
-        f"started with {kind.flags[0]} {value}" if value else "default path"
-    )
-    unit = process_unit(host, process, kind.name)
-    if unit is None and packaged is not None and host.systemd_runs() and packaged.argv == process.argv:
-        unit = packaged  # the control group may be hidden, or missing in a recording
-    return Found(process, unit, process.argv, config, source)
 
 
 def socket_path(address: str) -> str:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, GpunodeError
@@ -75,17 +75,17 @@ def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
     )
 
 
-def docker_version(host: Host, binary: str | None, process: Process | None, socket: str) -> tuple[int, ...]:
-    """Version reported by the running dockerd; its program runs (35 ms) only if `socket` reports none."""
-    if host.live and process is not None and socket:
+def _docker_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
+    """Version reported by the running dockerd; its program runs (35 ms) only if its socket reports none."""
+    if host.live and daemon.process is not None and listens_there(host, daemon.argv, daemon.config_path):
         from gpunode.daemons.docker import DockerApi
 
         with suppress(DaemonError):
-            version = parse_version(DockerApi(host, socket, _VERSION_SECONDS).program_version())
+            version = parse_version(DockerApi(host, daemon.socket, _VERSION_SECONDS).program_version())
             if version:
                 as_recorded(host, "dockerd", version)
                 return version
-    return daemon_version(host, "dockerd", binary)
+    return daemon_version(host, "dockerd", daemon.binary)
 
 
 def _hosts(argv: tuple[str, ...]) -> list[str]:
@@ -485,23 +485,20 @@ def find_others(host: Host, daemons: Sequence[Process]) -> tuple[Daemon, ...]:
 def _daemon(
     host: Host, process: Process | None, unit: Unit | None, place: Places, path: str, uid: int | None = None
 ) -> Daemon:
-    argv = process.argv if process else unit.argv if unit else ()
     user_host = host if uid is None else host.as_user(uid)
-    binary = find_binary(host, "dockerd", process, None) if user_host is host else None
-    socket = socket_of(user_host, argv, path, f"{place.runtime_directory}/docker.sock")
-    reachable = socket if listens_there(user_host, argv, path) else ""
-    return Daemon(
+    daemon = Daemon(
         name="docker",
-        binary=binary,
-        version=docker_version(user_host, binary, process, reachable),
+        binary=find_binary(host, "dockerd", process, None) if user_host is host else None,
+        version=(),
         config_path=path,
         config_source=f"process {process.pid}, rootless" if process else "rootless Docker's default path",
-        socket=socket,
+        socket="",
         unit=ROOTLESS_UNIT if unit is not None and _runs_it(host, process, unit) else None,
-        argv=argv,
+        argv=process.argv if process else unit.argv if unit else (),
         process=process,
         user=account(host, host.uid if uid is None else uid).name,
     )
+    return _with_socket(user_host, daemon, f"{place.runtime_directory}/docker.sock")
 
 
 def _config(host: Host, process: Process, uid: int | None = None) -> str:
@@ -524,7 +521,7 @@ def as_user(user: Account) -> str:
 
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
-KIND = Kind("dockerd", "docker.service", DEFAULT_CONFIG, ("--config-file",))
+KIND = Kind("docker", "docker.service", DEFAULT_CONFIG, ("--config-file",))
 
 
 def find_docker(host: Host, config: str | None = None) -> Daemon | None:
@@ -549,22 +546,13 @@ def find_docker(host: Host, config: str | None = None) -> Daemon | None:
 
 def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> Daemon | None:
     daemon = locate(host, KIND, processes, config)
-    if daemon is None:
-        return None
-    binary = find_binary(host, "dockerd", daemon.process, daemon.unit)
-    socket = socket_of(host, daemon.argv, daemon.config)
-    reachable = socket if listens_there(host, daemon.argv, daemon.config) else ""
-    return Daemon(
-        name="docker",
-        binary=binary,
-        version=docker_version(host, binary, daemon.process, reachable),
-        config_path=daemon.config,
-        config_source=daemon.source,
-        socket=socket,
-        unit=daemon.unit.name if daemon.unit else None,
-        argv=daemon.argv,
-        process=daemon.process,
-    )
+    return _with_socket(host, daemon, DEFAULT_SOCKET) if daemon is not None else None
+
+
+def _with_socket(host: Host, daemon: Daemon, default: str) -> Daemon:
+    """The daemon with its socket and its version."""
+    daemon = replace(daemon, socket=socket_of(host, daemon.argv, daemon.config_path, default))
+    return replace(daemon, version=_docker_version(host, daemon))
 
 
 def rootless_docker(host: Host) -> Process | None:

@@ -18,6 +18,7 @@ from gpunode.mig.model import (
     GpuLayout,
     Placement,
     Profile,
+    device_name,
     inferred_compute,
     parse_name,
 )
@@ -58,7 +59,8 @@ def instance(gpu: GpuLayout, number: int, name: str, start: int, *parts: int) ->
     place = next(one for one in profile.placements if one.start == start)
     at, compute = 0, []
     for count, part in enumerate(parts or (profile.slices,)):
-        compute.append(ComputeInstance(count, part, Placement(at, part), f"MIG-{number}-{count}"))
+        device = device_name(name, profile.slices, part)
+        compute.append(ComputeInstance(count, part, Placement(at, part), f"MIG-{number}-{count}", device))
         at += part
     return GpuInstance(number, profile.index, profile.id, name, profile.slices, place, tuple(compute))
 
