@@ -84,7 +84,7 @@ def _branch_above(node: Node, requested: tuple[int, int] | None) -> int:
     known = release(requested) if requested else None
     above = driver.branch(node.driver_version) + 1
     least = max(above, driver.branch(known.minimum) if known else 0)
-    last = last_branch(node)
+    last = last_branch(node.gpus)
     fitting = (candidate for candidate in (LONG_TERM, *sorted(driver.kept())) if candidate >= least)
     return next((branch for branch in fitting if not last or branch <= last), 0)
 

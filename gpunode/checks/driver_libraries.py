@@ -608,7 +608,7 @@ def driver_eol(node: Node) -> Verdict:
     bulletin = driver.ended(number)
     if bulletin is None:
         return ok(f"branch {number} still gets security fixes", _version(node))
-    last = last_branch(node)
+    last = last_branch(node.gpus)
     if last and last <= number:
         summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))

@@ -190,7 +190,7 @@ def chosen(node: Node) -> Choice:
 def install_driver(node: Node, branch: int = 0) -> Fix:
     """The driver that `gpunode driver plan` chooses, or of this branch; replacing a loaded one needs a
     reboot."""
-    last = last_branch(node)
+    last = last_branch(node.gpus)
     if 0 < last < LONG_TERM and node.distribution.id != "ubuntu":
         return Fix(f"follow {_LEGACY}")
     option = f"--branch {branch} " if branch and branch != chosen(node).branch else ""

@@ -139,9 +139,11 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
     if process is None and (unit is None or _uses_another(host, kind, unit)):
         return None
     data = _data_directory(host, kind, process, unit)
-    config = _without_revision(
-        host, (process.option(*_CONFIG_FLAGS) if process else None) or _in_directory(kind.config, data)
-    )
+    config = (process.option(*_CONFIG_FLAGS) if process else None) or kind.config.replace("{data}", data)
+    # microk8s runs from its revision's directory; ``current`` leads to it and survives a refresh
+    current = re.sub(r"^/var/snap/microk8s/[^/]+/", "/var/snap/microk8s/current/", config)
+    if same_file(host, current, config):
+        config = current
     binary = _binary(host, kind, process, data)
     address = (process.option("--address", "-a") if process else None) or kind.socket
     where = f"process {process.pid}" if process else (unit.files[0] if unit else "")
@@ -156,7 +158,7 @@ def find_distribution(host: Host, name: str, processes: Sequence[Process] | None
         argv=process.argv if process else (),
         process=process,
         manager=name,
-        log=_in_directory(kind.log, data),
+        log=kind.log.replace("{data}", data),
     )
 
 
@@ -236,26 +238,17 @@ def _setting(host: Host, kind: _Kind, key: str) -> str:
     return value
 
 
-def _without_revision(host: Host, path: str) -> str:
-    """microk8s runs from its revision's directory; ``current`` leads to it and survives a refresh."""
-    current = re.sub(r"^/var/snap/microk8s/[^/]+/", "/var/snap/microk8s/current/", path)
-    return current if current != path and host.realpath(current) == host.realpath(path) else path
-
-
 def _binary(host: Host, kind: _Kind, process: Process | None, data: str) -> str | None:
     if process is not None:
         for path in (exe_of(host, process.pid) or "", process.argv[0]):
             if path.startswith("/") and host.executable(path):
                 return path
-    binaries = [path for pattern in kind.binaries for path in _expanded(host, _in_directory(pattern, data))]
-    return next((path for path in binaries if host.executable(path)), None)
-
-
-def _expanded(host: Host, pattern: str) -> tuple[str, ...]:
-    if "*" not in pattern:
-        return (pattern,)
-    parent, _, rest = pattern.partition("/*")
-    return tuple(f"{path}{rest}" for path in reversed(host.glob(parent, "*")))
+    for pattern in kind.binaries:
+        parent, every, rest = pattern.replace("{data}", data).partition("/*")
+        for path in reversed(host.glob(parent, "*")) if every else (parent,):
+            if host.executable(f"{path}{rest}"):
+                return f"{path}{rest}"
+    return None
 
 
 def _version(host: Host, binary: str | None) -> tuple[int, ...]:
@@ -265,7 +258,3 @@ def _version(host: Host, binary: str | None) -> tuple[int, ...]:
         return ()
     answer = host.run([binary, "--version"], timeout=5.0)
     return parse_version(answer.stdout) if answer.ok and answer.stdout.startswith("containerd") else ()
-
-
-def _in_directory(pattern: str, data: str) -> str:
-    return pattern.replace("{data}", data)

@@ -53,7 +53,22 @@ def socket_of(host: Host, argv: tuple[str, ...], config: str, default: str = DEF
 def addresses(host: Host, argv: tuple[str, ...], config: str) -> tuple[str, ...]:
     """Addresses that dockerd is configured to listen on: -H/--host, and `hosts` in its file (none in an
     unreadable file)."""
-    return (*_hosts(argv), *_hosts_in_file(host, config))
+    hosts = []
+    for position, argument in enumerate(argv):
+        head, equals, value = argument.partition("=")
+        if head in ("-H", "--host"):
+            hosts += [value] if equals else list(argv[position + 1 : position + 2])
+        elif argument.startswith("-H") and len(argument) > 2:
+            hosts.append(argument[2:])
+    return (*hosts, *as_strings(_file_setting(host, config, "hosts")))
+
+
+def _file_setting(host: Host, config: str, key: str) -> Any:
+    """A key of daemon.json; None for an unreadable file: the command that edits or checks it reports what is
+    wrong with it."""
+    with suppress(GpunodeError):
+        return parse_daemon_json(host.read_text(config) or "", config, twice=True).get(key)
+    return None
 
 
 def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
@@ -61,10 +76,7 @@ def verifies_clients(host: Host, argv: tuple[str, ...], config: str) -> bool:
     word = option_value((*argv[1:], ""), "--tlsverify")
     if word is not None:
         return word.lower() not in ("false", "0", "f")
-    try:
-        return parse_daemon_json(host.read_text(config) or "", config, twice=True).get("tlsverify") is True
-    except GpunodeError:
-        return False
+    return _file_setting(host, config, "tlsverify") is True
 
 
 def listens_there(host: Host, argv: tuple[str, ...], config: str) -> bool:
@@ -86,25 +98,6 @@ def _docker_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
                 as_recorded(host, "dockerd", version)
                 return version
     return daemon_version(host, "dockerd", daemon.binary)
-
-
-def _hosts(argv: tuple[str, ...]) -> list[str]:
-    hosts = []
-    for position, argument in enumerate(argv):
-        head, equals, value = argument.partition("=")
-        if head in ("-H", "--host"):
-            hosts += [value] if equals else list(argv[position + 1 : position + 2])
-        elif argument.startswith("-H") and len(argument) > 2:
-            hosts.append(argument[2:])
-    return hosts
-
-
-def _hosts_in_file(host: Host, config: str) -> list[str]:
-    try:
-        hosts = parse_daemon_json(host.read_text(config) or "", config, twice=True).get("hosts")
-    except GpunodeError:
-        return []  # the command that edits or checks the file reports what is wrong with it
-    return list(as_strings(hosts))
 
 
 def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str, Any]:
@@ -132,8 +125,11 @@ def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str,
     try:
         loaded = json.loads(body, object_pairs_hook=unique, parse_constant=refuse)
     except json.JSONDecodeError as error:
+        reason = error.msg[:1].lower() + error.msg[1:]
+        if error.msg == "Extra data":
+            reason = "text after the end of the JSON object"
         raise ConfigError(
-            f"{path}:{error.lineno}:{error.colno}: {_reason(error.msg)}",
+            f"{path}:{error.lineno}:{error.colno}: {reason}",
             hint=f"correct that line: ${{EDITOR:-vi}} +{error.lineno} {path}",
         ) from error
     except RecursionError as error:
@@ -145,8 +141,10 @@ def parse_daemon_json(text: str, path: str, *, twice: bool = False) -> dict[str,
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
+        names = {list: "an array", str: "a string", bool: "a boolean"}
         raise ConfigError(
-            f"{path} contains {_name(loaded)} instead of a JSON object", hint=f"inspect the file: cat {path}"
+            f"{path} contains {names.get(type(loaded), 'a number')} instead of a JSON object",
+            hint=f"inspect the file: cat {path}",
         )
     return loaded
 
@@ -164,16 +162,6 @@ def _twice(key: str, text: str, path: str) -> ConfigError:
         f'{place}: duplicate key "{key}"{more}',
         hint=f"keep only one of them: ${{EDITOR:-vi}} {jump}{path}",
     )
-
-
-def _reason(message: str) -> str:
-    known = {"Extra data": "text after the end of the JSON object"}
-    return known.get(message, message[:1].lower() + message[1:])
-
-
-def _name(value: Any) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value), "something else")
 
 
 # dockerd's command line against its file: a setting in both is fatal, even with equal values.

@@ -90,7 +90,7 @@ def modules_dep(release: str) -> str:
 
 
 def has_module_file(host: Host, release: str, *names: str) -> bool:
-    """Like `lists_module`, for a kernel's modules on disk."""
+    """Whether a kernel has one of these modules on disk, by default NVIDIA's."""
     return lists_module(host.read_text(modules_dep(release)) or "", *names)
 
 
@@ -118,11 +118,6 @@ def lists_module(index: str, *names: str) -> bool:
     return any(f"/{name}.ko{end}" in index for name in names or _MODULES for end in ends)
 
 
-def module_for(host: Host, release: str) -> bool:
-    """Whether there is an NVIDIA module for this kernel."""
-    return has_module_file(host, release)
-
-
 def flavour(release: str) -> str:
     """The part that distinguishes kernels of one version: ``generic`` of 6.8.0-45-generic, ``x86_64+rt`` on
     RHEL, and Oracle's own kernels from Red Hat's. Arch Linux appends the release to it (arch1-1)."""
@@ -146,19 +141,15 @@ def version_key(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in _NUMBERS.findall(bare))
 
 
-def dkms_versions(host: Host) -> tuple[str, ...]:
-    """Driver versions with source in DKMS, whether built or not."""
-    return tuple(version for _, version in _dkms_trees(host))
-
-
 def dkms_name(host: Host, version: str) -> str:
     """DKMS's name for this driver version: ``nvidia/580.159.03``, with Debian's packages
     ``nvidia-current/550.163.01``."""
-    names = (name for name, here in _dkms_trees(host) if here == version)
+    names = (name for name, here in dkms_trees(host) if here == version)
     return f"{next(names, 'nvidia')}/{version}"
 
 
-def _dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
+def dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
+    """DKMS's names of drivers and their versions with source in DKMS, whether built or not."""
     for module in host.listdir("/var/lib/dkms"):
         if module == "nvidia" or module.startswith(("nvidia-current", "nvidia-open", "nvidia-srv")):
             yield from (
@@ -169,22 +160,12 @@ def _dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
 def module_file(host: Host) -> ModuleFile | None:
     """modinfo(8)'s output for the module on disk; None if modinfo finds none or isn't installed."""
     for name in _MODULES:
-        if version := _modinfo(host, "version", names=(name,)):
-            return ModuleFile(version, _modinfo(host, "signer", names=(name,)))
+        if version := modinfo(host, "version", names=(name,)):
+            return ModuleFile(version, modinfo(host, "signer", names=(name,)))
     return None
 
 
-def module_license(host: Host) -> str:
-    """The license of the module on disk: ``Dual MIT/GPL`` for the open one, ``NVIDIA``; empty if unknown."""
-    return _modinfo(host, "license")
-
-
-def next_version(host: Host, release: str) -> str:
-    """The version of the module that kernel `release` would load; empty if modinfo finds none."""
-    return _modinfo(host, "version", "-k", release)
-
-
-def _modinfo(host: Host, field: str, *options: str, names: tuple[str, ...] = _MODULES) -> str:
+def modinfo(host: Host, field: str, *options: str, names: tuple[str, ...] = _MODULES) -> str:
     """A field of the first of these modules on disk that has one; empty if modinfo finds none."""
     for name in names:
         answer = host.run(["modinfo", *options, "-F", field, name], timeout=5.0)

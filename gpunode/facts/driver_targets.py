@@ -13,19 +13,15 @@ RUN_INSTALLER = "/usr/bin/nvidia-uninstall"
 _REPOSITORY_DIRECTORIES = ("/etc/apt/sources.list.d", "/etc/yum.repos.d", "/etc/zypp/repos.d")
 
 
-def last_branch(node: Node) -> int:
-    """The last branch that supports the GPUs here; 0 for no limit."""
-    return last_branch_for(node.gpus)
-
-
 def computing(gpus: tuple[PciGpu, ...]) -> tuple[PciGpu, ...]:
     """GPUs that need the driver: a display card doesn't count beside GPUs that compute."""
     compute_gpus = tuple(gpu for gpu in gpus if not gpu.for_vms)
     return tuple(gpu for gpu in compute_gpus if not gpu.display) or compute_gpus
 
 
-def last_branch_for(gpus: tuple[PciGpu, ...]) -> int:
-    """Like `last_branch`. An old GPU doesn't count if another one needs a driver that doesn't support it."""
+def last_branch(gpus: tuple[PciGpu, ...]) -> int:
+    """The last branch that supports the GPUs; 0 for no limit. An old GPU doesn't count if another one needs a
+    driver that doesn't support it."""
     rows = [row for gpu in computing(gpus) if (row := driver.supports(gpu.device_id))]
     limits = [row.max for row in rows if row.max]
     last = min(limits, default=0)
@@ -49,7 +45,7 @@ def repository_lines(node: Node) -> tuple[str, ...]:
 
 def module_for_gpus(gpus: tuple[PciGpu, ...]) -> str:
     """The only kernel module that supports them: open, proprietary, or empty for either."""
-    if last_branch_for(gpus):
+    if last_branch(gpus):
         return "proprietary"
     rows = (driver.supports(gpu.device_id) for gpu in gpus if not gpu.for_vms)
     return "open" if any(row is not None and row.module == "open" for row in rows) else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpunode.errors import ConfigError
@@ -79,7 +80,11 @@ class ModuleOptions:
         blacklists = (
             directive for directive in self.of(module, "blacklist") if directive.value != _INITRAMFS_ONLY
         )
-        installs = (directive for directive in self.of(module, "install") if _loads_nothing(directive.value))
+        installs = (
+            directive
+            for directive in self.of(module, "install")
+            if "".join(directive.value.split(None, 1)[:1]).rstrip(";") in _NOTHING
+        )
         off = (
             directive for directive in self.of("off", "alias") if directive.value.replace("-", "_") == module
         )
@@ -127,19 +132,11 @@ def read_module_options(host: Host) -> ModuleOptions:
         for path in host.glob(directory, "*.conf"):
             files.setdefault(path.rpartition("/")[2], path)
     arguments = kernel_arguments(host.read_text(COMMAND_LINE) or "")
-    options = [
-        directive
-        for name in sorted(files)
-        for directive in parse_modprobe(_text(host, files[name]), files[name])
-    ]
+    options: list[Directive] = []
+    for name in sorted(files):
+        with suppress(ConfigError):  # a directory or a pipe of that name; kmod ignores it too
+            options += parse_modprobe(host.read_text(files[name]) or "", files[name])
     return ModuleOptions((*options, *_from_command_line(arguments)), arguments)
-
-
-def _text(host: Host, path: str) -> str:
-    try:
-        return host.read_text(path) or ""
-    except ConfigError:
-        return ""  # a directory or a pipe of that name; kmod ignores it too
 
 
 def parse_modprobe(text: str, source: str) -> tuple[Directive, ...]:
@@ -154,15 +151,12 @@ def parse_modprobe(text: str, source: str) -> tuple[Directive, ...]:
             continue
         parts = joined.split(None, 2)
         if len(parts) > 1 and parts[0] in _KINDS:
-            result.append(_directive(parts[0], parts[1], " ".join(parts[2:]).strip(), source, first))
+            kind, name, value = parts[0], parts[1], " ".join(parts[2:]).strip()
+            if kind == "alias":  # alias PATTERN MODULE
+                name, value = value or "off", name
+            result.append(Directive(kind, name.replace("-", "_"), value, source, first))
         joined, first = "", 0
     return tuple(result)
-
-
-def _directive(kind: str, name: str, value: str, source: str, line: int) -> Directive:
-    if kind == "alias":  # alias PATTERN MODULE
-        name, value = value or "off", name
-    return Directive(kind, name.replace("-", "_"), value, source, line)
 
 
 def kernel_arguments(text: str) -> tuple[str, ...]:
@@ -201,11 +195,6 @@ def _from_command_line(arguments: tuple[str, ...]) -> tuple[Directive, ...]:
             quoted = f'"{option}"' if " " in option else option
             result.append(Directive("options", module.replace("-", "_"), quoted, COMMAND_LINE, None))
     return tuple(result)
-
-
-def _loads_nothing(command: str) -> bool:
-    first = command.split(None, 1)[0] if command.strip() else ""
-    return first.rstrip(";") in _NOTHING
 
 
 # Files of modprobe.d that keep nouveau and nova from GPUs, and the commands that apply them at the next boot.

@@ -40,7 +40,6 @@ from gpunode.facts.device_plugins import (
 )
 from gpunode.facts.distributions import distribution_at
 from gpunode.facts.docker import (
-    SNAP_UNIT,
     Desktop,
     find_docker,
     find_others,
@@ -194,7 +193,7 @@ class Node:
         """Whether the module, loaded or on disk, is the open one; None if unknown."""
         if self.module is not None:
             return self.module.open
-        license_ = driver.module_license(self.host)
+        license_ = driver.modinfo(self.host, "license")  # Dual MIT/GPL for the open one, NVIDIA
         return None if not license_ else "GPL" in license_
 
     @topic
@@ -232,7 +231,7 @@ class Node:
         """Of the module that the next boot loads; empty if there is none, or without a version."""
         if self.next_kernel == self.kernel:
             return self.module_file.version if self.module_file else ""
-        return driver.next_version(self.host, self.next_kernel)
+        return driver.modinfo(self.host, "version", "-k", self.next_kernel)
 
     @topic
     def automatic_upgrades(self) -> Automatic | None:
@@ -251,11 +250,12 @@ class Node:
     @topic
     def module_built(self) -> bool:
         """Whether the running kernel has an NVIDIA module on disk."""
-        return driver.module_for(self.host, self.kernel)
+        return driver.has_module_file(self.host, self.kernel)
 
     @topic
     def dkms(self) -> tuple[str, ...]:
-        return driver.dkms_versions(self.host)
+        """Driver versions with source in DKMS, whether built or not."""
+        return tuple(version for _, version in driver.dkms_trees(self.host))
 
     @topic
     def nvml_library(self) -> libraries.Library | None:
@@ -307,12 +307,9 @@ class Node:
         if self.module is None:
             return "load the module"
         there = {device.path for device in self.device_nodes}
-        if self._driver_root:
-            there = {
-                device.path.removeprefix(DRIVER_ROOT) for device in self.host.devices(f"{DRIVER_ROOT}/dev")
-            }
-            # a toolkit container may create them in the node's own /dev instead
-            there |= {device.path for device in self.device_nodes}
+        if self._driver_root:  # a toolkit container may create them in the node's own /dev instead
+            inside = self.host.devices(f"{DRIVER_ROOT}/dev")
+            there |= {device.path.removeprefix(DRIVER_ROOT) for device in inside}
         minors = sorted(gpu.minor for gpu in self.driver_gpus if gpu.minor is not None and not gpu.excluded)
         desired = (devices.CONTROL, *(f"/dev/nvidia{minor}" for minor in minors))
         return next((f"create {path}" for path in desired if path not in there), "")
@@ -336,11 +333,7 @@ class Node:
     @topic
     def docker_snap(self) -> Daemon | None:
         """The docker snap, also if it is installed beside the system's Docker."""
-        daemons = tuple(
-            process for process in self.processes if process.name == "dockerd" and process.uid == 0
-        )
-        if not daemons and read_unit(self.host, SNAP_UNIT) is None:
-            return None
+        daemons = [process for process in self.processes if process.name == "dockerd" and process.uid == 0]
         return find_snap(self.host, daemons)
 
     @topic

@@ -90,12 +90,19 @@ def _recorded(host: Host) -> Iterator[str]:
             yield str(answer.get("stdout", ""))
 
 
-def parse_unit_states(text: str) -> dict[str, UnitState]:
-    """Parser for ``systemctl show``: KEY=VALUE lines, units separated by an empty line; by every name of a
-    unit."""
-    states: dict[str, UnitState] = {}
+def shown_units(text: str) -> Iterator[list[tuple[str, str]]]:
+    """Properties of units, as ``systemctl show`` prints them: KEY=VALUE lines, units separated by an empty
+    line; a key may occur more than once."""
     for block in text.split("\n\n"):
-        pairs = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        pairs = (line.partition("=") for line in block.splitlines())
+        yield [(key, value) for key, equals, value in pairs if equals]
+
+
+def parse_unit_states(text: str) -> dict[str, UnitState]:
+    """Parser for the states that ``systemctl show`` prints; by every name of a unit."""
+    states: dict[str, UnitState] = {}
+    for block in shown_units(text):
+        pairs = dict(block)
         if not pairs.get("Id"):
             continue
         keys = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result")

@@ -12,7 +12,7 @@ from typing import Any
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.tables import gate
-from gpunode.facts.toml import dig, line_of_key, parse_toml
+from gpunode.facts.toml import dig, leaves, line_of_key, parse_toml
 from gpunode.host import Host
 
 PROGRAMS = (
@@ -249,12 +249,17 @@ def parsed(key: Key, text: str) -> Any:
     return text
 
 
+_TYPES = {bool: "true or false", str: "a string", int: "a number", float: "a number", dict: "a table"}
+_TYPES |= {list: "a list"}
+
+
 def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
     """Why a value is invalid, given the rest of `tree`, the file that it is or will be in; empty if it is
     valid."""
-    if not _is_kind(key, value):
-        return f"it must be a {key.kind}, not {_shown_type(value)}"
     elements = value if isinstance(value, list) else [value]
+    right = isinstance(value, {"bool": bool, "string": str, "list": list}[key.kind])
+    if not right or (key.kind == "list" and not all(isinstance(element, str) for element in elements)):
+        return f"it must be a {key.kind}, not {_TYPES.get(type(value), 'a date')}"
     unknown = next((element for element in elements if key.allowed and element not in key.allowed), None)
     if unknown is not None:
         return f"allowed values are {', '.join(key.allowed)}, not {unknown!r}"
@@ -265,24 +270,9 @@ def wrong(key: Key, value: Any, tree: Mapping[str, Any]) -> str:
     return key.problem(value)
 
 
-def _is_kind(key: Key, value: Any) -> bool:
-    if key.kind == "list":
-        return isinstance(value, list) and all(isinstance(element, str) for element in value)
-    return isinstance(value, bool if key.kind == "bool" else str)
-
-
-def _shown_type(value: Any) -> str:
-    names = {bool: "true or false", str: "a string", int: "a number", float: "a number", dict: "a table"}
-    return names.get(type(value), "a list" if isinstance(value, list) else "a date")
-
-
-def names_in(tree: Mapping[str, Any], above: str = "") -> tuple[str, ...]:
+def names_in(tree: Mapping[str, Any]) -> tuple[str, ...]:
     """Dotted names of every value in a file."""
-    result: list[str] = []
-    for key, value in tree.items():
-        inner = isinstance(value, dict)
-        result += names_in(value, f"{above}{key}.") if inner else [f"{above}{key}"]
-    return tuple(result)
+    return tuple(".".join(path) for path, _ in leaves(tree))
 
 
 # The toolkit's config.toml as its programs read it: a key of the file, else its default.
@@ -373,18 +363,12 @@ def nvidia_hooks(host: Host, directories: Iterable[str]) -> tuple[OciHook, ...]:
     """NVIDIA's hooks in these directories, without files that can't be read or are not JSON."""
     hooks = []
     for directory in dict.fromkeys(directories):
-        for path in _json_files(host, directory):
-            program = _program(host, path)
-            if program.rpartition("/")[2] in _PROGRAMS:
-                hooks.append(OciHook(path, program))
+        with suppress(GpunodeError):
+            for path in host.glob(directory, "*.json"):
+                program = _program(host, path)
+                if program.rpartition("/")[2] in _PROGRAMS:
+                    hooks.append(OciHook(path, program))
     return tuple(hooks)
-
-
-def _json_files(host: Host, directory: str) -> tuple[str, ...]:
-    try:
-        return host.glob(directory, "*.json")
-    except GpunodeError:
-        return ()
 
 
 def _program(host: Host, path: str) -> str:

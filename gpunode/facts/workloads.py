@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from gpunode.facts.processes import Process
+from gpunode.facts.services import shown_units
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
 
@@ -138,11 +139,9 @@ def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
 
 
 def parse_rules(text: str) -> dict[str, DeviceRule]:
-    """Blocks of KEY=VALUE, one per unit, separated by an empty line; DeviceAllow occurs once for each
-    entry."""
+    """The rules that ``systemctl show`` prints; DeviceAllow occurs once for each entry."""
     rules = {}
-    for block in text.split("\n\n"):
-        pairs = [line.split("=", 1) for line in block.splitlines() if "=" in line]
+    for pairs in shown_units(text):
         fields = {key: value for key, value in pairs if key != "DeviceAllow"}
         if fields.get("Id") and fields.get("DevicePolicy"):
             allow = tuple(value for key, value in pairs if key == "DeviceAllow" and value)

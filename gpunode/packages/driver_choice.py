@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.facts import driver
 from gpunode.facts.driver import Supports
-from gpunode.facts.driver_targets import LONG_TERM, computing, last_branch_for, module_for_gpus
+from gpunode.facts.driver_targets import LONG_TERM, computing, last_branch, module_for_gpus
 from gpunode.facts.tables import table
 from gpunode.packages.driver_model import OPEN, PROPRIETARY, Decision, Refusal, Situation, Wish
 
@@ -71,7 +71,7 @@ def _all(situation: Situation) -> tuple[Any, ...]:
 
 def _need(situation: Situation) -> _Need:
     rows = [row for gpu in computing(situation.gpus) if (row := driver.supports(gpu.device_id))]
-    last = last_branch_for(situation.gpus)
+    last = last_branch(situation.gpus)
     module = module_for_gpus(situation.gpus)
     driven = [row for row in rows if not row.module or not module or row.module == module]
     newest = max(driven, key=lambda row: row.min, default=None)

@@ -102,7 +102,7 @@ def test_last_branch_that_supports_all_gpus(ids, last, tmp_path):
     for number, device in enumerate(ids):
         place = f"/sys/bus/pci/devices/0000:{number + 1:02x}:00.0"
         files |= {f"{place}/vendor": "0x10de", f"{place}/class": "0x030200", f"{place}/device": device}
-    assert last_branch(Node(Host(build_machine({"files": files}, tmp_path / "m"), environ={}))) == last
+    assert last_branch(Node(Host(build_machine({"files": files}, tmp_path / "m"), environ={})).gpus) == last
 
 
 def findings(node, identifier):
