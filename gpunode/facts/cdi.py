@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,11 +95,6 @@ class CdiSpec:
         """Programs that are run, without duplicates."""
         return tuple(dict.fromkeys(path for edits in self._all() for path in edits.hooks))
 
-    @property
-    def everything(self) -> CdiEdits:
-        """The edits of the whole file, without duplicates."""
-        return CdiEdits(self.nodes, self.mounts, self.hooks)
-
     def _all(self) -> Iterator[CdiEdits]:
         yield self.edits
         yield from (device.edits for device in self.devices)
@@ -135,10 +131,11 @@ def _spec_at(host: Host, path: str) -> CdiSpec | None:
 def parse_spec(text: str, path: str) -> CdiSpec | None:
     """One spec; None for another vendor's. A broken file is NVIDIA's only if its name or text says so."""
     try:
-        tree = _load(text, path)
+        tree = json.loads(text) if path.endswith(".json") else load(text)
     except (ValueError, RecursionError) as error:
         is_nvidia = "nvidia" in path.rpartition("/")[2] or f"{VENDOR}/" in text
-        return CdiSpec(path, "", problem=f"can't be parsed: {_one_line(error)}") if is_nvidia else None
+        problem = " ".join(str(error).split())
+        return CdiSpec(path, "", problem=f"can't be parsed: {problem}") if is_nvidia else None
     kind = tree.get("kind") if isinstance(tree, dict) else None
     vendor = kind.partition("/")[0] if isinstance(kind, str) else ""
     if not isinstance(kind, str) or not f".{vendor}".endswith(f".{VENDOR}"):
@@ -157,18 +154,6 @@ def parse_spec(text: str, path: str) -> CdiSpec | None:
 def _name(value: Any) -> str:
     """A device's name as engines read it, a number included; "" if it is not a name."""
     return str(value) if isinstance(value, str | int | float) else ""
-
-
-def _load(text: str, path: str) -> Any:
-    if path.endswith(".json"):
-        import json
-
-        return json.loads(text)
-    return load(text)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _list(tree: Any, key: str) -> list[Any]:
@@ -212,7 +197,7 @@ def stale_parts(host: Host, spec: CdiSpec, driver: str, gpus: frozenset[str] | N
 
     `driver` is the loaded module's version, "" if unknown; `gpus` are the UUIDs of `known_gpus`.
     """
-    yield from stale_edits(host, spec.everything, driver)
+    yield from stale_edits(host, spec, driver)
     if spec.kind == f"{VENDOR}/gpu" and gpus is not None:
         # MIG devices get new names with each layout; their device files show whether they exist
         unknown = (name for name in spec.names if name.startswith("GPU-") and name not in gpus)
@@ -226,8 +211,8 @@ def known_gpus(inventory: Inventory | None) -> frozenset[str] | None:
     return frozenset(str(gpu.uuid) for gpu in inventory.gpus)
 
 
-def stale_edits(host: Host, edits: CdiEdits, driver: str) -> Iterator[str]:
-    """Outdated parts of these edits: one sentence for each path."""
+def stale_edits(host: Host, edits: CdiEdits | CdiSpec, driver: str) -> Iterator[str]:
+    """Outdated parts of these edits, or of all of a file: one sentence for each path."""
     libraries = ((path, _LIBRARY_VERSION.search(path)) for path in edits.mounts)
     others = {path for path, match in libraries if match and driver and match[1] != driver}
     yield from (f"{path}: the loaded driver is {driver}" for path in sorted(others))

@@ -38,23 +38,16 @@ def parse_properties(text: str) -> dict[str, int]:
     return properties
 
 
-class ProductNames:
-    """Product names: the board's own, else libdrm's list, else the device id."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._ids: dict[tuple[str, str], str] | None = None
-
-    def of(self, at: str) -> str:
-        name = text_of(self._host, f"{at}/product_name")
-        if name:
-            return name
-        device, revision = (
-            text_of(self._host, f"{at}/{name}").removeprefix("0x").lower() for name in ("device", "revision")
-        )
-        if self._ids is None:
-            self._ids = parse_ids("\n".join(text_of(self._host, path) for path in _IDS))
-        return self._ids.get((device, revision)) or f"AMD GPU {device or 'of unknown model'}"
+def product_name(host: Host, at: str) -> str:
+    """The board's own, else from libdrm's list, else the device id."""
+    name = text_of(host, f"{at}/product_name")
+    if name:
+        return name
+    device, revision = (
+        text_of(host, f"{at}/{name}").removeprefix("0x").lower() for name in ("device", "revision")
+    )
+    ids = parse_ids("\n".join(text_of(host, path) for path in _IDS))
+    return ids.get((device, revision)) or f"AMD GPU {device or 'of unknown model'}"
 
 
 def parse_ids(text: str) -> dict[tuple[str, str], str]:
@@ -237,11 +230,10 @@ def read_inventory(host: Host, nodes: Mapping[int, KfdNode] | None = None) -> In
     """Every GPU that amdgpu drives, by PCI address; `nodes` is the result of `read_nodes` if already read."""
     by_minor = {node.values["drm_render_minor"]: node for node in (nodes or read_nodes(host)).values()}
     partitions = _partitions(host, by_minor)
-    names = ProductNames(host)
     gpus = []
     for index, address in enumerate(addresses(host)):
         try:
-            gpus.append(_gpu(host, index, address, by_minor, partitions, names))
+            gpus.append(_gpu(host, index, address, by_minor, partitions))
         except GpunodeError as error:
             gpus.append(AmdGpu(index, address, "", address, error=error.message))
     return Inventory(text_of(host, VERSION), "", tuple(gpus))
@@ -253,7 +245,6 @@ def _gpu(
     address: str,
     by_minor: Mapping[int, KfdNode],
     partitions: Mapping[Place, list[AmdPartition]],
-    names: ProductNames,
 ) -> AmdGpu:
     at = f"{DRIVER}/{address}"
     host.listdir(at)  # `Unreadable` for a directory without permission, where files would only seem absent
@@ -271,7 +262,7 @@ def _gpu(
     return AmdGpu(
         index,
         address,
-        names.of(at),
+        product_name(host, at),
         address,
         minor=minor,
         memory_bytes=max(memory, 0),

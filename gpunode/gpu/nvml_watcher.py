@@ -49,16 +49,9 @@ from gpunode.output.typed import from_plain, plain
 # pairs. Read again when the inventory has changed, because links change with GPUs and their drivers.
 
 _NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, not a GPU
+_TO_SWITCH = ""  # in place of a GPU's address
 _TOPOLOGY_SECONDS = 10.0
 _NO_SUCH_LINK = (INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND)
-
-
-class _Links:
-    """Active links of one GPU: to each PCI address, and to addresses that can't be a GPU of this node."""
-
-    def __init__(self) -> None:
-        self.to: Counter[str] = Counter()
-        self.switch = 0
 
 
 def read_topology(
@@ -74,72 +67,53 @@ def read_topology(
     proximity.
     """
     until = time.monotonic() + _TOPOLOGY_SECONDS
-    handles = _handles(nvml, inventory, skip)
-    levels = {
-        pair: _level(nvml, handles[pair[0]], handles[pair[1]]) if time.monotonic() < until else None
-        for pair in combinations(sorted(handles), 2)
-    }
+    handles: dict[str, Handle] = {}
+    for gpu in inventory.gpus:
+        if gpu.uuid and not gpu.error and gpu.index not in skip:
+            with suppress(NvmlError):  # lost since it was listed; the next inventory reports that
+                handles[gpu.uuid] = nvml.handle(gpu.index)
+    levels: dict[tuple[str, str], int | None] = dict.fromkeys(combinations(sorted(handles), 2))
+    for first, second in levels:
+        if time.monotonic() < until:
+            with suppress(NvmlError):
+                levels[first, second] = nvml.common_ancestor(handles[first], handles[second])
     pci = {gpu.uuid: gpu.pci for gpu in inventory.gpus}
     places = frozenset(gpu.pci for gpu in inventory.gpus if gpu.pci)  # lost ones too: they aren't switches
     links = {
-        uuid: _links(nvml, handle, places) if time.monotonic() < until else _Links()
+        uuid: _links(nvml, handle, places) if time.monotonic() < until else Counter()
         for uuid, handle in handles.items()
     }
     pairs = tuple(
-        Pair(a, b, level, min(links[a].to[pci[b]], links[b].to[pci[a]])) for (a, b), level in levels.items()
+        Pair(a, b, level, min(links[a][pci[b]], links[b][pci[a]])) for (a, b), level in levels.items()
     )
-    return Topology(pairs, {uuid: gpu_links.switch for uuid, gpu_links in links.items() if gpu_links.switch})
+    return Topology(pairs, {uuid: to[_TO_SWITCH] for uuid, to in links.items() if to[_TO_SWITCH]})
 
 
-def _handles(nvml: Nvml, inventory: Inventory, skip: Collection[int]) -> dict[str, Handle]:
-    handles = {}
-    for gpu in inventory.gpus:
-        if gpu.uuid and not gpu.error and gpu.index not in skip:
-            try:
-                handles[gpu.uuid] = nvml.handle(gpu.index)
-            except NvmlError:
-                continue  # lost since it was listed; the next inventory reports that
-    return handles
-
-
-def _level(nvml: Nvml, first: Handle, second: Handle) -> int | None:
-    try:
-        return nvml.common_ancestor(first, second)
-    except NvmlError:
-        return None
-
-
-def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> _Links:
-    """A GPU that fails meanwhile keeps no links: half of them would rank it wrongly."""
-    links = _Links()
+def _links(nvml: Nvml, gpu: Handle, places: Set[str]) -> Counter[str]:
+    """Active links of one GPU to each PCI address of `places`, and to switches: addresses that can't be a GPU
+    of this node. A GPU that fails meanwhile keeps no links: half of them would rank it wrongly."""
+    links: Counter[str] = Counter()
     for link in range(MOST_LINKS):
         try:
-            if not int(nvml.call("nvmlDeviceGetNvLinkState", gpu, link)):
-                continue
-            _count(nvml, gpu, link, places, links)
+            if int(nvml.call("nvmlDeviceGetNvLinkState", gpu, link)):
+                links.update(_other_end(nvml, gpu, link, places))
         except NvmlError as error:
             if error.code == INVALID_ARGUMENT:
                 break
             if error.code not in _NO_SUCH_LINK:
-                return _Links()
+                return Counter()
     return links
 
 
-def _count(nvml: Nvml, gpu: Handle, link: int, places: Set[str], links: _Links) -> None:
+def _other_end(nvml: Nvml, gpu: Handle, link: int, places: Set[str]) -> tuple[str, ...]:
     try:
         kind = int(nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, link))
     except NvmlError:
         kind = -1  # drivers before 460 don't report it; the address decides
-    if kind == _NPU:
-        return
-    if kind == _SWITCH:
-        links.switch += 1
-        return
+    if kind in (_NPU, _SWITCH):
+        return (_TO_SWITCH,) if kind == _SWITCH else ()
     address = sysfs_address(nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", gpu, link).busId)
-    if address in places:
-        links.to[address] += 1
-    else:
-        links.switch += 1
+    return (address if address in places else _TO_SWITCH,)
 
 
 # The watcher's thread that waits for NVML's events and reports each when it occurs.

@@ -36,10 +36,6 @@ class Filter:
     device: int
     subsystem: int | None = None
 
-    def matches(self, device: int, subsystem: int) -> bool:
-        """Whether the filter matches a GPU with these ids."""
-        return self.device == device and self.subsystem in (None, subsystem)
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -55,11 +51,17 @@ class Entry:
     filters: tuple[Filter, ...] = ()
     devices: tuple[int, ...] | None = None
 
-    def selects(self, index: int, device: int, subsystem: int) -> bool:
-        """Whether the entry matches the GPU with that index and those ids."""
-        listed = self.devices is None or index in self.devices
-        return listed and (
-            not self.filters or any(entry.matches(device, subsystem) for entry in self.filters)
+    def selects(self, gpu: GpuLayout) -> bool:
+        """Whether the entry matches the GPU; one of which the ids can't be read may match any filter."""
+        if self.devices is not None and gpu.index not in self.devices:
+            return False
+        return (
+            not self.filters
+            or (bool(gpu.error) and not gpu.device_id)
+            or any(
+                entry.device == gpu.device_id and entry.subsystem in (None, gpu.subsystem_id)
+                for entry in self.filters
+            )
         )
 
 
@@ -348,11 +350,8 @@ def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
 def _matching_gpus(
     entry: Entry, layouts: Layouts, place: str, notes: list[str], faults: list[str]
 ) -> list[GpuLayout]:
-    """The GPUs that an entry matches. `devices: all` excludes those without MIG if others have it.
-
-    A GPU of which the ids can't be read may match a filter, so it isn't silently excluded.
-    """
-    gpus = [gpu for gpu in layouts.gpus if _selects(entry, gpu)]
+    """The GPUs that an entry matches. `devices: all` excludes those without MIG if others have it."""
+    gpus = [gpu for gpu in layouts.gpus if entry.selects(gpu)]
     if entry.enabled and entry.devices is None:
         able = [gpu for gpu in gpus if gpu.capable or gpu.error]
         if able:
@@ -365,12 +364,6 @@ def _matching_gpus(
     if not gpus and entry.devices is not None and not _missing(place, entry, layouts):
         faults.append(f"{place}: its device-filter matches none of its devices")
     return gpus
-
-
-def _selects(entry: Entry, gpu: GpuLayout) -> bool:
-    if gpu.error and not gpu.device_id:
-        return entry.devices is None or gpu.index in entry.devices
-    return entry.selects(gpu.index, gpu.device_id, gpu.subsystem_id)
 
 
 def _impossible(path: str, wishes_by_gpu: Mapping[int, Wish], mode_only: bool) -> list[str]:
@@ -487,11 +480,8 @@ def difference(wish: Wish, *, mode_only: bool = False) -> str:
         want[match[0].index, match[1]] += count
     if have == want:
         return ""
-    return f"GPU {gpu.index}: it has {_devices_text(gpu.devices())}, wanted is {_devices_text(wish.profiles)}"
-
-
-def _devices_text(devices: Mapping[str, int]) -> str:
-    return summary(devices) or "no MIG device"
+    has, wants = (summary(devices) or "no MIG device" for devices in (gpu.devices(), wish.profiles))
+    return f"GPU {gpu.index}: it has {has}, wanted is {wants}"
 
 
 def empty_instances(gpu: GpuLayout) -> tuple[int, ...]:

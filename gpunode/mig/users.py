@@ -116,13 +116,10 @@ def obstacles(
         for process in node.processes:
             if process.pid not in own_pids:
                 open_files[process.pid] = tuple(_open_devices(node, process.pid, caps))
-    process_owners = _Who(node)
     result = [
         obstacle
         for plan in plans
-        for obstacle in _obstacles_of(
-            node, process_owners, plan, open_files, processes.get(plan.gpu.uuid, ()), own_pids
-        )
+        for obstacle in _obstacles_of(node, plan, open_files, processes.get(plan.gpu.uuid, ()), own_pids)
     ]
     pods = {(obstacle.gpu, obstacle.pod) for obstacle in result if obstacle.pod}
     return tuple(
@@ -138,7 +135,6 @@ def _changes(plan: GpuPlan) -> bool:
 
 def _obstacles_of(
     node: Node,
-    process_owners: _Who,
     plan: GpuPlan,
     open_files: Mapping[int, Sequence[Held]],
     processes: Sequence[MigProcess],
@@ -158,7 +154,7 @@ def _obstacles_of(
             what = _used(plan, gi, ci)
             if what:
                 users.setdefault(pid, what)
-    yield from (process_owners.is_(pid, gpu.index, what) for pid, what in sorted(users.items()))
+    yield from (_obstacle(node, pid, gpu.index, what) for pid, what in sorted(users.items()))
     if resets and _draws(node.host):
         yield Obstacle("module", gpu.index, f"GPU {gpu.index}, which must be reset", DRM)
     if _changes(plan):
@@ -209,7 +205,7 @@ def untold(node: Node, plans: Sequence[GpuPlan]) -> str:
     if node.kubelet is None or not node.host.live or not any(_changes(plan) for plan in plans):
         return ""
     try:
-        list(node.gpu_holdings)
+        node.gpu_holdings  # noqa: B018 - its error is the answer
     except GpunodeError as error:
         return f"can't list the pods that hold the devices to be destroyed: {error.message}"
     return ""
@@ -233,34 +229,20 @@ def _open_devices(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Hel
             yield int(names[1]), int(names[2]), int(names[3]) if names[3] else None
 
 
-class _Who:
-    """Describes processes: program, systemd unit, container, pod."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._names = {process.pid: process.name for process in node.processes}
-        self._pods: Mapping[str, str] | None = None
-
-    def is_(self, pid: int, gpu: int, what: str) -> Obstacle:
-        """The process as an obstacle."""
-        host = self._node.host
-        container, group, v1 = container_of(host, pid)
-        engine = _ENGINE.search(f"{group} {v1}") if "user@" not in group else None
-        units = _UNIT.findall(host.text_or_empty(f"/proc/{pid}/cgroup").replace("\n", "/"))
-        unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
-        command = self._names.get(pid) or host.text_or_empty(f"/proc/{pid}/comm")
-        name = " ".join(command.split()) or "a process"  # a name may contain line breaks
-        pod = self._pod(container)
-        runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
-        return Obstacle("process", gpu, what, name, pid, container, pod, unit, runs)
-
-    def _pod(self, container: str) -> str:
-        if not container:
-            return ""
-        if self._pods is None:
-            pods = {entry.id: f"{entry.namespace}/{entry.pod}" for entry in self._node.cri_containers}
-            self._pods = pods
-        return self._pods.get(container, "")
+def _obstacle(node: Node, pid: int, gpu: int, what: str) -> Obstacle:
+    """A process as an obstacle, with its program, systemd unit, container and pod."""
+    host = node.host
+    container, group, v1 = container_of(host, pid)
+    engine = _ENGINE.search(f"{group} {v1}") if "user@" not in group else None
+    units = _UNIT.findall(host.text_or_empty(f"/proc/{pid}/cgroup").replace("\n", "/"))
+    unit = units[-1] if units and not container and not units[-1].startswith("user@") else ""
+    names = (process.name for process in node.processes if process.pid == pid)
+    command = next(names, "") or host.text_or_empty(f"/proc/{pid}/comm")
+    name = " ".join(command.split()) or "a process"  # a name may contain line breaks
+    pods = (entry for entry in (node.cri_containers if container else ()) if entry.id == container)
+    pod = next((f"{entry.namespace}/{entry.pod}" for entry in pods), "")
+    runs = {"docker": "docker", "libpod": "podman"}[engine[1]] if engine and not pod else ""
+    return Obstacle("process", gpu, what, name, pid, container, pod, unit, runs)
 
 
 # Stop what the user names so that the GPUs become free, and restart what can be restarted.

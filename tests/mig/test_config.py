@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import UsageError
 from gpunode.mig.config import Filter, InvalidMigConfig, parse
-from gpunode.mig.model import parse_name
+from gpunode.mig.model import GpuLayout, parse_name
 from tests.mig.conftest import EXAMPLES
 
 ENTRY = "    - devices: all\n      mig-enabled: true\n      mig-devices: {1g.5gb: 7}\n"
@@ -46,7 +46,7 @@ def test_json_is_accepted() -> None:
 
 def test_empty_filter_matches_every_gpu() -> None:
     text = HEAD + "    - {device-filter: '', devices: all, mig-enabled: false}\n"
-    assert parse(text.encode(), "x").labels["one"][0].selects(3, 1, 2)
+    assert parse(text.encode(), "x").labels["one"][0].selects(GpuLayout("GPU-3", 3, "a GPU", "", 1, 2))
 
 
 @pytest.mark.parametrize(
