@@ -417,12 +417,9 @@ def in_force(running: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
         if not isinstance(here, Mapping):
             return None
         desired = key.replace("_", "").lower()
-        here = next((value for name, value in here.items() if _same(name, key, desired)), None)
+        same = (value for name, value in here.items() if name == key or str(name).lower() == desired)
+        here = next(same, None)
     return here
-
-
-def _same(name: object, key: str, desired: str) -> bool:
-    return name == key or (isinstance(name, str) and name.lower() == desired)
 
 
 # What containerd ignores because of its files' versions. From containerd's source, ``LoadConfig`` and the
@@ -501,7 +498,8 @@ def _lost_settings(
     ]
     registry = dig(table, "registry")
     moved = config.deep and version_in_force(config) > 2  # into a separate table, the only one that it reads
-    if moved and isinstance(registry, dict) and _says(registry) and not _images(config):
+    read_table = isinstance(dig(config.merged, "plugins", IMAGES, "registry"), dict)
+    if moved and not read_table and any(dig(registry, key) for key in ("config_path", "mirrors", "configs")):
         parts.append("registry")
     return tuple(parts)
 
@@ -514,11 +512,3 @@ def _missed(name: str, runtime: Any, runtimes: list[Any]) -> tuple[bool | None, 
         return (None,)
     lost = systemd and not any(dig(entry, "options", "SystemdCgroup") is True for entry in there)
     return (True,) if lost else ()
-
-
-def _says(registry: dict[str, Any]) -> bool:
-    return any(registry.get(key) for key in ("config_path", "mirrors", "configs"))
-
-
-def _images(config: ContainerdConfig) -> bool:
-    return isinstance(dig(config.merged, "plugins", IMAGES, "registry"), dict)

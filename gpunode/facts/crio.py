@@ -18,7 +18,7 @@ from typing import Any
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import cri_version
 from gpunode.facts.daemons import Daemon, Kind, locate, socket_path
-from gpunode.facts.processes import Process, environment, option_value, running
+from gpunode.facts.processes import environment, option_value, running
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.toml import dig, parse_toml
@@ -49,7 +49,11 @@ _CRUN_SINCE = (1, 31)  # before that, the built-in handler was runc
 def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     """The CRI-O that reads `config`, else the system's; None if there is none on this node."""
     kind = next((kind for kind in _KINDS if read_unit(host, kind.unit) is not None), _KINDS[0])
-    processes = [_with_environment(host, process) for process in running(host, "crio")]
+    # only root may read the environment; otherwise only the flags count
+    processes = [
+        replace(process, argv=_with_variables(process.argv, environment(host, process.pid)))
+        for process in running(host, "crio")
+    ]
     daemon = locate(host, kind, processes, config)
     if daemon is None:
         return None
@@ -60,12 +64,6 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
         daemon = replace(daemon, argv=argv, config_path=path)
     daemon = replace(daemon, socket=_socket(host, daemon))
     return replace(daemon, version=cri_version(host, daemon))
-
-
-def _with_environment(host: Host, process: Process) -> Process:
-    """The process with its environment variables as flags."""
-    variables = environment(host, process.pid)  # only root may read it; otherwise only the flags count
-    return replace(process, argv=_with_variables(process.argv, variables))
 
 
 def _with_variables(argv: tuple[str, ...], variables: Mapping[str, str]) -> tuple[str, ...]:

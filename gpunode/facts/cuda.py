@@ -60,15 +60,14 @@ def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
     """All settings that affect CUDA; a harmless value is left out. Of container daemons only the running
     `programs` count."""
     units = [unit for program, units in _UNITS.items() if program in programs for unit in units]
-    candidates = (*_of_node(host), *_of_units(host, units), *_own(host.environ))
+    # in its own environment a user may choose GPUs on purpose
+    own = {name: host.environ[name] for name in DEBUGGING if name in host.environ}
+    candidates = (
+        *_of_node(host),
+        *_of_units(host, units),
+        *(Setting(name, value, "the environment of gpunode itself") for name, value in own.items()),
+    )
     return tuple(setting for setting in candidates if setting.value not in _NOTHING[setting.name in HIDING])
-
-
-def _own(environ: Mapping[str, str]) -> Iterator[Setting]:
-    """Settings in gpunode's own environment, where a user may choose GPUs on purpose."""
-    for name in DEBUGGING:
-        if name in environ:
-            yield Setting(name, environ[name], "the environment of gpunode itself")
 
 
 def _of_node(host: Host) -> Iterator[Setting]:

@@ -8,8 +8,10 @@ from typing import Any
 
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.containerd import load_config
+from gpunode.facts.crio import CrioFile, drop_in_directory, load_crio
 from gpunode.facts.daemons import Daemon, reader
 from gpunode.facts.docker import flag_features, parse_daemon_json
+from gpunode.facts.podman import PodmanFile, load_podman
 from gpunode.facts.processes import option_value, option_values
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.toml import dig
@@ -89,7 +91,8 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
             files.append(ConfigFile(path, "drop-in", host.read_text(path), tree, copy))
     handlers = []
     for name, table in config.runtimes.items():
-        where = [path for path, tree in config.trees.items() if _has_runtime(tree, config.plugin, name)]
+        keys = ("plugins", config.plugin, "containerd", "runtimes", name)
+        where = [path for path, tree in config.trees.items() if dig(tree, *keys) is not None]
         program = dig(table, "options", "BinaryName")
         handlers.append(ConfiguredHandler(name, as_text(program), where[-1] if where else config.path))
     switch = config.cri.get("enable_cdi")
@@ -101,10 +104,6 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
         cdi if _has_cdi(daemon) else None,
         _directories(config.cri.get("cdi_spec_dirs")),
     )
-
-
-def _has_runtime(tree: Mapping[str, Any], plugin: str, name: str) -> bool:
-    return dig(tree, "plugins", plugin, "containerd", "runtimes", name) is not None
 
 
 def _docker(host: Host, daemon: Daemon) -> Configured:
@@ -128,16 +127,15 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
 
 
 def _crio(host: Host, daemon: Daemon) -> Configured:
-    from gpunode.facts.crio import drop_in_directory, load_crio
-
     config = load_crio(host, daemon.config_path, drop_in_directory(daemon))
     handlers = tuple(
         ConfiguredHandler(name, as_text(dig(table, "runtime_path")), config.defines(name)[-1].path)
         for name, table in config.handlers.items()
     )
+    runtimes = (part for value in option_values(daemon.argv, "--runtimes") for part in value.split(","))
     return Configured(
-        _files(config.path, ((file.path, file.text, file.tree) for file in config.files)),
-        (*handlers, *_flag_handlers(_split(option_values(daemon.argv, "--runtimes")), ":")),
+        _files(config.path, config.files),
+        (*handlers, *_flag_handlers(runtimes, ":")),
         option_value(daemon.argv, "--default-runtime") or config.named_default,
         True if _has_cdi(daemon) else None,
         _directories(config.setting("runtime", "cdi_spec_dirs")),
@@ -145,8 +143,6 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
 
 
 def _podman(host: Host, daemon: Daemon) -> Configured:
-    from gpunode.facts.podman import load_podman
-
     config = load_podman(host)
     runtimes = {name: (file.path, paths) for file in config.files for name, paths in file.runtimes.items()}
     handlers = tuple(
@@ -155,7 +151,7 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
         if paths
     )
     return Configured(
-        _files(daemon.config_path, ((file.path, file.text, file.tree) for file in config.files)),
+        _files(daemon.config_path, config.files),
         handlers,
         as_text(config.setting("runtime")),
         True if _has_cdi(daemon) else None,
@@ -171,10 +167,6 @@ _READERS: Mapping[str, Callable[[Host, Daemon], Configured]] = {
 }
 
 
-def _split(values: Iterable[str]) -> Iterable[str]:
-    return (part for value in values for part in value.split(","))
-
-
 def _flag_handlers(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandler]:
     """Handlers from flags of the daemon: the name, `mark`, the program, and what may follow."""
     for value in values:
@@ -182,14 +174,14 @@ def _flag_handlers(values: Iterable[str], mark: str) -> Iterable[ConfiguredHandl
         yield ConfiguredHandler(name, rest[0] if rest else "", COMMAND_LINE)
 
 
-def _files(main: str, entries: Iterable[tuple[str, str, Mapping[str, Any]]]) -> tuple[ConfigFile, ...]:
+def _files(main: str, entries: Iterable[CrioFile | PodmanFile]) -> tuple[ConfigFile, ...]:
     """The existing files; the main file is listed even if it doesn't exist."""
     files = [
-        ConfigFile(path, "main" if path == main else "drop-in", text, tree) for path, text, tree in entries
+        ConfigFile(file.path, "main" if file.path == main else "drop-in", file.text, file.tree)
+        for file in entries
     ]
-    return (
-        tuple(files) if any(file.path == main for file in files) else (ConfigFile(main, "main", None), *files)
-    )
+    absent = () if any(file.path == main for file in files) else (ConfigFile(main, "main", None),)
+    return (*absent, *files)
 
 
 def _has_cdi(daemon: Daemon) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gpunode.errors import GpunodeError
@@ -121,27 +122,19 @@ def read_switches(host: Host, gpus: tuple[PciGpu, ...]) -> tuple[NvSwitch, ...]:
     """Those that this node's fabric manager configures; ones reserved for a virtual machine are left out."""
     if not gpus:
         return ()
-    switches = [switch for address in host.listdir(DEVICES) if (switch := _bridge(host, address)) is not None]
+    switches = []
+    for address in host.listdir(DEVICES):
+        place = f"{DEVICES}/{address}"
+        with suppress(GpunodeError):
+            is_bridge = (host.read_text(f"{place}/class") or "").startswith(_BRIDGE)
+            if is_bridge and (host.read_text(f"{place}/vendor") or "").strip() == NVIDIA:
+                switches.append(NvSwitch(address, driver_of(host, place)))
     if not switches and any(gpu.device_id.startswith(_BLACKWELL) for gpu in gpus):
-        switches = [NvSwitch(name, "mlx5_core") for name in host.listdir(INFINIBAND) if _manages(host, name)]
+        for name in host.listdir(INFINIBAND):
+            # `Unreadable` without root: only root may read a card's product data
+            if _MANAGEMENT in (host.read_bytes(f"{INFINIBAND}/{name}/device/vpd") or b""):
+                switches.append(NvSwitch(name, "mlx5_core"))
     return tuple(switch for switch in switches if switch.driver != "vfio-pci")
-
-
-def _bridge(host: Host, address: str) -> NvSwitch | None:
-    place = f"{DEVICES}/{address}"
-    try:
-        if not (host.read_text(f"{place}/class") or "").startswith(_BRIDGE):
-            return None
-        if (host.read_text(f"{place}/vendor") or "").strip() != NVIDIA:
-            return None
-        return NvSwitch(address, driver_of(host, place))
-    except GpunodeError:
-        return None
-
-
-def _manages(host: Host, name: str) -> bool:
-    """`Unreadable` without root: only root may read a card's product data."""
-    return _MANAGEMENT in (host.read_bytes(f"{INFINIBAND}/{name}/device/vpd") or b"")
 
 
 # Modules that let other devices access GPU memory: nvidia_peermem or DMA-BUF, nvidia_fs, gdrdrv.
@@ -158,25 +151,23 @@ _EXTRAS = (("GPUDirect Storage", "nvidia_fs", "nvidia-fs"), ("GDRCopy", "gdrdrv"
 
 def infiniband_cards(host: Host) -> tuple[str, ...]:
     """RDMA devices of mlx5_core's, such as ``mlx5_0``."""
-    return tuple(name for name in host.listdir(INFINIBAND) if _is_nvidias(host, name))
-
-
-def _is_nvidias(host: Host, name: str) -> bool:
-    try:
-        return driver_of(host, f"{INFINIBAND}/{name}/device") == "mlx5_core"
-    except GpunodeError:
-        return False
+    cards = []
+    for name in host.listdir(INFINIBAND):
+        with suppress(GpunodeError):
+            if driver_of(host, f"{INFINIBAND}/{name}/device") == "mlx5_core":
+                cards.append(name)
+    return tuple(cards)
 
 
 def infiniband_ports(host: Host, cards: tuple[str, ...]) -> tuple[str, ...]:
     """Active InfiniBand ports; an Ethernet port is often just the node's network."""
     ports = (port for card in cards for port in host.glob(f"{INFINIBAND}/{card}/ports", "*"))
-    return tuple(port for port in ports if _speaks_infiniband(host, port))
-
-
-def _speaks_infiniband(host: Host, port: str) -> bool:
-    layer = (host.read_text(f"{port}/link_layer") or "").strip()
-    return layer == "InfiniBand" and "ACTIVE" in (host.read_text(f"{port}/state") or "")
+    return tuple(
+        port
+        for port in ports
+        if (host.read_text(f"{port}/link_layer") or "").strip() == "InfiniBand"
+        and "ACTIVE" in (host.read_text(f"{port}/state") or "")
+    )
 
 
 def loaded_at_boot(host: Host, module: str) -> tuple[str, int] | None:

@@ -108,13 +108,12 @@ def other_way(node: Node, *, cdi: bool) -> Way | None:
 
 def taken_way(node: Node, *, cdi: bool) -> Way | None:
     """A method that was configured, or that pods have got their GPUs by."""
-    by_cdi = (_by_specification(node, _PLUGINS_KIND) or _by_dra(node)) if cdi else None
-    return _by_nri(node) or by_cdi or mounting(node) or _by_access(node)
-
-
-def _by_nri(node: Node) -> Way | None:
-    plugin = nri_plugin(node.host, node.processes)
-    return Way("the toolkit adds GPUs through NRI", f"/proc/{plugin.pid}", plugin.name) if plugin else None
+    by_cdi = _by_specification(node, _PLUGINS_KIND) if cdi else None
+    if plugin := nri_plugin(node.host, node.processes):
+        return Way("the toolkit adds GPUs through NRI", f"/proc/{plugin.pid}", plugin.name)
+    if cdi and by_cdi is None and (place := dra_directory(node)):
+        return Way("NVIDIA's DRA driver adds GPUs to pods through CDI", place, "its directory")
+    return by_cdi or mounting(node) or _by_access(node)
 
 
 def _by_specification(node: Node, kind: str) -> Way | None:
@@ -126,11 +125,6 @@ def _by_specification(node: Node, kind: str) -> Way | None:
                 f"for {kind}; CDI is enabled in the engine",
             )
     return None
-
-
-def _by_dra(node: Node) -> Way | None:
-    place = dra_directory(node)
-    return Way("NVIDIA's DRA driver adds GPUs to pods through CDI", place, "its directory") if place else None
 
 
 def dra_directory(node: Node) -> str:

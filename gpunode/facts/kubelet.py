@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunode.daemons.pod_resources import Holding
@@ -103,12 +103,9 @@ def _cgroup_driver(host: Host, process: Process | None, config: str) -> str | No
     """Its flag, else the last file of its drop-in directory that sets it, else its file."""
     flag = process.option("--cgroup-driver") if process else None
     place = process.option("--config-dir") if process and not flag else None
-    later = (setting(host.read_text(path) or "", "cgroupDriver") for path in _drop_ins(host, place or ""))
-    return flag or next((value for value in reversed(tuple(later)) if value), setting(config, "cgroupDriver"))
-
-
-def _drop_ins(host: Host, place: str) -> tuple[str, ...]:
-    return tuple(sorted(host.glob(place, "*.conf"))) if place else ()
+    files = sorted(host.glob(place, "*.conf"), reverse=True) if place else ()
+    later = [setting(host.read_text(path) or "", "cgroupDriver") for path in files]
+    return flag or next(filter(None, later), setting(config, "cgroupDriver"))
 
 
 def _config(host: Host, process: Process | None) -> str | None:
@@ -265,7 +262,7 @@ def _with_pod_names(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, 
     result = []
     for entry in entries:
         namespace, pod = known.get(entry.pod_uid, ("", ""))
-        result.append(Holding(namespace, pod, entry.container, entry.resource, entry.ids, entry.pod_uid))
+        result.append(replace(entry, namespace=namespace, pod=pod))
     return tuple(result)
 
 

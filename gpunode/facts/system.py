@@ -51,6 +51,7 @@ _VM_VENDORS = (
     "qemu", "kvm", "vmware", "xen", "microsoft corporation", "innotek", "amazon ec2", "google",
     "openstack", "nutanix", "parallels", "bochs", "digitalocean", "alibaba",
 )  # fmt: skip
+_KIND = "/run/systemd/container"  # systemd writes what it detected (systemd-detect-virt(1))
 # these makers sell whole machines under the same vendor name; the product distinguishes them
 _BARE_METAL_PRODUCTS = ("metal", "surface")
 
@@ -131,26 +132,16 @@ def node_class(host: Host) -> str:
     """The most specific class that applies, because its rules differ the most."""
     if host.stat("/dev/dxg") or "microsoft" in kernel_release(host).lower():
         return WSL2
-    if host.stat("/etc/nv_tegra_release") or _tegra(host):
+    family = (host.read_text("/sys/devices/soc0/family") or "").strip()
+    compatible = host.read_text("/proc/device-tree/compatible") or ""
+    if host.stat("/etc/nv_tegra_release") or family == "Tegra" or "nvidia,tegra" in compatible:
         return TEGRA
-    if _contained(host):
+    # podman's and Docker's marker files, a pod's service account, and what systemd writes inside LXC and
+    # others; it also writes that for WSL, which is excluded before
+    marks = ("/run/.containerenv", "/.dockerenv", "/run/secrets/kubernetes.io", _KIND)
+    if any(host.stat(mark) is not None for mark in marks):
         return CONTAINER
     return VM if _virtual(host) else BARE_METAL
-
-
-def _contained(host: Host) -> bool:
-    """podman's and Docker's marker files, a pod's service account, and what systemd writes inside LXC and
-    others.
-
-    systemd also writes /run/systemd/container for WSL, which is excluded before.
-    """
-    marks = ("/run/.containerenv", "/.dockerenv", "/run/secrets/kubernetes.io", "/run/systemd/container")
-    return any(host.stat(mark) is not None for mark in marks)
-
-
-def _tegra(host: Host) -> bool:
-    family = (host.read_text("/sys/devices/soc0/family") or "").strip()
-    return family == "Tegra" or "nvidia,tegra" in (host.read_text("/proc/device-tree/compatible") or "")
 
 
 def _virtual(host: Host) -> bool:
@@ -160,11 +151,8 @@ def _virtual(host: Host) -> bool:
         return False
     if vendor.startswith(_VM_VENDORS) or "virtual machine" in product or product.startswith("kvm"):
         return True
-    flags = next(
-        (line for line in (host.read_text("/proc/cpuinfo") or "").splitlines() if line.startswith("flags")),
-        "",
-    )
-    return " hypervisor" in flags
+    lines = (host.read_text("/proc/cpuinfo") or "").splitlines()
+    return " hypervisor" in next((line for line in lines if line.startswith("flags")), "")
 
 
 # The machine's clock.
@@ -183,7 +171,6 @@ def clock(host: Host) -> float:
 
 # An LXC or LXD container that runs GPU containers itself.
 
-_KIND = "/run/systemd/container"  # systemd writes what it detected (systemd-detect-virt(1))
 UID_MAP = "/proc/1/uid_map"
 
 

@@ -50,15 +50,18 @@ def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES)
     if fragment is None:
         return None
     files = (fragment, *_drop_ins(host, name, places))
+    stem = name.rpartition(".")[0]
+    specifiers = {"%%": "%", "%n": name, "%N": stem, "%p": stem}  # systemd.unit(5), "SPECIFIERS"
     environment: dict[str, str] = {}
     command = ""
     # a drop-in that this user may not read must not hide the rest
     texts = (host.text_or_empty(path, SMALL_BYTES) for path in files)
     for key, value in (pair for text in texts for pair in _service_settings(text)):
         if key == "Environment":
-            environment.update(_assignments(value))
+            environment |= dict(word.split("=", 1) for word in _words(value) if "=" in word)
         elif key == "EnvironmentFile":
-            environment.update(_environment_file(host, _specified(value, name)))
+            file = re.sub(r"%.", lambda match: specifiers.get(match[0], match[0]), value)
+            environment |= _environment_file(host, file)
         elif key == "ExecStart":
             command = value  # an empty value resets the list; the last one is what a simple service runs
     return Unit(name, files, expand(command.lstrip(_PREFIXES), environment), environment)
@@ -92,17 +95,6 @@ def _words(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:
         return text.split()
-
-
-def _assignments(text: str) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in _words(text) if "=" in word)
-
-
-def _specified(text: str, name: str) -> str:
-    """A setting with the unit's name filled in; see systemd.unit(5), "SPECIFIERS"."""
-    stem = name.rpartition(".")[0]
-    known = {"%%": "%", "%n": name, "%N": stem, "%p": stem}
-    return re.sub(r"%.", lambda match: known.get(match[0], match[0]), text)
 
 
 def _environment_file(host: Host, value: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpunode.errors import Unreadable
+from gpunode.facts.access_control import selinux_enforcing
 from gpunode.facts.driver import module_loaded
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, VM, in_lxc
@@ -58,12 +59,6 @@ def _mig(node: Node) -> bool:
     return any(gpu.mig_enabled for gpu in node.nvml.inventory.gpus)
 
 
-def _selinux(node: Node) -> bool:
-    from gpunode.facts.access_control import selinux_enforcing
-
-    return selinux_enforcing(node.host)
-
-
 def _application_container(node: Node) -> bool:
     """A container without an init system, unlike one of LXC or kind: engines that it sees are the host's."""
     return node.kind == CONTAINER and not node.host.systemd_runs()
@@ -86,7 +81,9 @@ TRAITS = {
     "coherent-gpu": Trait(
         _coherent, "GPUs share the processor's memory", "no GPU shares the processor's memory"
     ),
-    "selinux-enforcing": Trait(_selinux, "SELinux is enforcing", "SELinux is not enforcing"),
+    "selinux-enforcing": Trait(
+        lambda node: selinux_enforcing(node.host), "SELinux is enforcing", "SELinux is not enforcing"
+    ),
     "lxc": Trait(lambda node: in_lxc(node.host), "this is an LXC container", "this is not an LXC container"),
     "application-container": Trait(
         _application_container, "this is a container without an engine of its own", "this is not a container"
