@@ -100,7 +100,10 @@ def answer(
             document = json.loads(line)
             if isinstance(document, dict):
                 return document
-    question, words = unanswered(child), child.last_words
+    question = None
+    with suppress(ValueError):
+        question = read_note(child.note())[1]
+    words = child.last_words
     code = child.end()
     if line is None:
         reason = f"{library} did not answer within {seconds if limit is None else limit:g} s"
@@ -114,14 +117,6 @@ def answer(
 def unusable(text: str, library: str = "NVML") -> str:
     """Message for an answer that violates the protocol."""
     return f"the process that queried {library} returned an invalid answer: {text}"
-
-
-def unanswered(child: LineChild) -> NvmlQuestion | None:
-    """The last query to NVML, if it has not answered yet."""
-    try:
-        return read_note(child.note())[1]
-    except ValueError:
-        return None
 
 
 def signal_name(code: int) -> str:

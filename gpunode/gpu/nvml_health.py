@@ -412,13 +412,12 @@ def _licence(gpu: _Gpu) -> Licence:
     if licensable is None:
         return Licence()
     features = licensable.gridLicensableFeatures[: licensable.licensableFeaturesCount]
-    products = tuple(text for feature in features if (text := _text(feature.productName)))
+    names = (feature.productName for feature in features)
+    products = tuple(
+        name.decode("ascii", "replace") if isinstance(name, bytes) else str(name) for name in names if name
+    )
     licensed = any(feature.featureState for feature in features)  # nvml.h: non-zero if it is licensed now
     return Licence(bool(licensable.isGridLicenseSupported), licensed, products)
-
-
-def _text(value: bytes | str | None) -> str | None:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
 
 
 def main() -> int:

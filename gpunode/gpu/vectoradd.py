@@ -24,7 +24,7 @@ from typing import Any
 
 from gpunode.gpu.child import AT_ONCE, JobResult, run_each, signal_name
 from gpunode.gpu.cuda import Cuda, CudaError
-from gpunode.gpu.model import Gpu, Inventory
+from gpunode.gpu.model import Inventory
 
 # The vector-add kernel in PTX, written manually so that no CUDA toolkit is needed.
 #
@@ -250,7 +250,11 @@ def _try_one(target: Target) -> DeviceResult:
     try:
         cuda = Cuda()
         name = cuda.name(0)
-        _require_same(target.uuid, cuda.uuid(0))
+        # another GPU's right sum proves nothing about this one
+        uuid = cuda.uuid(0)  # only whole GPUs have one UUID with all drivers
+        if target.uuid.startswith("GPU-") and uuid.startswith("GPU-") and uuid != target.uuid:
+            message = f"CUDA_VISIBLE_DEVICES={target.uuid} gave {uuid}: something intercepts CUDA"
+            raise CudaError(None, message)
         with cuda.context(0):
             sums, milliseconds = _add(cuda)
     except CudaError as error:
@@ -266,13 +270,6 @@ def _prepare(selector: str) -> None:
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_VISIBLE_DEVICES"] = selector
-
-
-def _require_same(desired: str, reported: str) -> None:
-    """Another GPU's right sum proves nothing about this one. Only whole GPUs have one UUID with all
-    drivers."""
-    if desired.startswith("GPU-") and reported.startswith("GPU-") and desired != reported:
-        raise CudaError(None, f"CUDA_VISIBLE_DEVICES={desired} gave {reported}: something intercepts CUDA")
 
 
 def _add(cuda: Cuda) -> tuple[array[float], float]:
@@ -388,8 +385,11 @@ def plan(inventory: Inventory | None) -> Plan:
         if owner != gpu.index and not gpu.error:
             message = f"NVML reports the same UUID as for GPU {owner}: the two can't be distinguished"
             results.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=message))
-        elif gpu.error or (gpu.mig_enabled and not gpu.mig):
-            results.append(_result_without_run(gpu))
+        elif gpu.error:
+            results.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=gpu.error))
+        elif gpu.mig_enabled and not gpu.mig:
+            message = "MIG is on and holds no device: make some (nvidia-smi mig -cgi ... -C) or switch it off"
+            results.append(DeviceResult(gpu.index, gpu.uuid, gpu.name, status="skip", message=message))
         elif gpu.mig_enabled:
             runnable += [
                 DeviceResult(gpu.index, mig.uuid, f"{gpu.name} MIG {mig.profile}") for mig in gpu.mig
@@ -397,13 +397,6 @@ def plan(inventory: Inventory | None) -> Plan:
         else:
             runnable.append(DeviceResult(gpu.index, gpu.uuid, gpu.name))
     return Plan(tuple(runnable), tuple(results))
-
-
-def _result_without_run(gpu: Gpu) -> DeviceResult:
-    if gpu.error:
-        return DeviceResult(gpu.index, gpu.uuid, gpu.name, status="fail", message=gpu.error)
-    message = "MIG is on and holds no device: make some (nvidia-smi mig -cgi ... -C) or switch it off"
-    return DeviceResult(gpu.index, gpu.uuid, gpu.name, status="skip", message=message)
 
 
 def merge(desired: Plan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ...]:

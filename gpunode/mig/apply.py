@@ -118,23 +118,17 @@ def _forward(tools: Tools, plans: Sequence[GpuPlan], skip_reset: bool, mode_only
                     _do(tools, session, step, created)
         if not waiting:
             return _fill(tools, session, plans, mode_only)
-    if skip_reset:
-        return _left_waiting(tools, waiting, mode_only)
-    tools.reset(waiting)
+    if skip_reset and not mode_only:
+        names = ", ".join(f"GPU {gpu.index}" for gpu in waiting)
+        raise GpunodeError(
+            f"the new MIG mode of {names} waits for a reset",
+            hint="leave --skip-reset out; or let it wait for a reboot: --mode-only --skip-reset",
+            code="mig-reset",
+        )
+    if not skip_reset:
+        tools.reset(waiting)
     with tools.open() as session:
-        return _fill(tools, session, plans, mode_only)
-
-
-def _left_waiting(tools: Tools, waiting: Sequence[GpuLayout], mode_only: bool) -> Layouts:
-    if mode_only:
-        with tools.open() as session:
-            return session.layouts()
-    names = ", ".join(f"GPU {gpu.index}" for gpu in waiting)
-    raise GpunodeError(
-        f"the new MIG mode of {names} waits for a reset",
-        hint="leave --skip-reset out; or let it wait for a reboot: --mode-only --skip-reset",
-        code="mig-reset",
-    )
+        return session.layouts() if skip_reset else _fill(tools, session, plans, mode_only)
 
 
 def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only: bool) -> Layouts:

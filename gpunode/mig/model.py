@@ -272,16 +272,8 @@ def fillings(profile: Profile, left: Counter[int]) -> Iterator[Bin]:
     ranges = [range(min(left[size], profile.slices // size), -1, -1) for size in sizes]
     for counts in itertools.product(*ranges):
         filling = tuple(size for size, count in zip(sizes, counts, strict=True) for _ in range(count))
-        if filling and _holds(profile, filling):
+        if filling and sum(filling) <= profile.slices and compute_places(profile, filling, ()) is not None:
             yield filling
-
-
-def _holds(profile: Profile, filling: Bin) -> bool:
-    if sum(filling) > profile.slices or len(filling) == 0:
-        return False
-    if filling == (profile.slices,):
-        return True
-    return compute_places(profile, filling, ()) is not None
 
 
 def bins(profile: Profile, left: Counter[int]) -> tuple[Bin, ...]:
@@ -315,7 +307,9 @@ def compute_places(
     if not news:
         return tuple(targets)
     if news == [profile.slices]:
-        return (*targets, ComputeTarget(profile.slices, _first_place(profile)))
+        whole = (offer.placements for offer in profile.compute if offer.slices == profile.slices)
+        first = next((places[0] for places in whole if places), None)
+        return (*targets, ComputeTarget(profile.slices, first))
     offers = {offer.slices: offer for offer in profile.compute}
     counts = Counter(desired)
     if any(size not in offers or counts[size] > offers[size].max_count for size in counts):
@@ -331,11 +325,6 @@ def compute_places(
     if places is None:
         return None
     return (*targets, *(ComputeTarget(size, place) for size, place in zip(news, places, strict=True)))
-
-
-def _first_place(profile: Profile) -> Placement | None:
-    whole = (offer.placements for offer in profile.compute if offer.slices == profile.slices)
-    return next((places[0] for places in whole if places), None)
 
 
 def _free_places(

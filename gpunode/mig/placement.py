@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from gpunode.mig.model import (
     Bin,
     ComputeTarget,
-    DeviceName,
     GpuInstance,
     GpuLayout,
     Placement,
@@ -107,17 +106,13 @@ def _wish(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[_Part, ...]:
         profile, compute = match
         most = profile.max_count * max(1, profile.slices)
         if count > most:
-            text = f"{count} x {name} are wanted, of which it takes at most {_most(profile, compute)}"
-            raise CannotPlace(text)
+            each = next((offer.max_count for offer in profile.compute if offer.slices == compute), 1)
+            most = profile.max_count * (1 if compute == profile.slices else each)
+            raise CannotPlace(f"{count} x {name} are wanted, of which it takes at most {most}")
         sizes.setdefault(profile.index, []).extend([compute] * count)
     profiles = {profile.index: profile for profile in gpu.profiles}
     parts = [_Part(profiles[index], tuple(sorted(all_, reverse=True))) for index, all_ in sizes.items()]
     return tuple(sorted(parts, key=lambda part: (-part.profile.slices, part.profile.index)))
-
-
-def _most(profile: Profile, compute: int) -> int:
-    each = next((offer.max_count for offer in profile.compute if offer.slices == compute), 1)
-    return profile.max_count * (1 if compute == profile.slices else each)
 
 
 # --- the search -----------------------------------------------------------------------------------------
@@ -180,7 +175,10 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
             return
         instance = present[at]
         yield from walk(at + 1, left, kept, (lost[0] + len(instance.compute), lost[1] + 1))
-        for use in _uses(part.profile, instance, left):
+        for use in fillings(part.profile, left):
+            # what an instance can hold: at most its own devices, and what fits beside them
+            if compute_places(part.profile, use, instance.compute) is None:
+                continue
             lost_devices = (
                 len(instance.compute) - (Counter(c.slices for c in instance.compute) & Counter(use)).total()
             )
@@ -189,14 +187,6 @@ def _choices(part: _Part, instances: Sequence[GpuInstance]) -> Iterator[_Choice]
             )
 
     yield from walk(0, Counter(part.sizes), (), (0, 0))
-
-
-def _uses(profile: Profile, instance: GpuInstance, left: Counter[int]) -> Iterator[Bin]:
-    """The parts of the request that an instance can hold: at most its own devices, and what fits beside
-    them."""
-    for filling in fillings(profile, left):
-        if compute_places(profile, filling, instance.compute) is not None:
-            yield filling
 
 
 def _profile_of(gpu: GpuLayout, instance: GpuInstance) -> Profile:
@@ -213,15 +203,12 @@ def _allowed(profiles: Sequence[Profile]) -> bool:
     limits = {profile.index: profile.max_count for profile in profiles}
     if any(count > limits[index] for index, count in counts.items()):
         return False
-    names = [parsed for profile in profiles if (parsed := _attributes(profile)) is not None]
+    parsed = (next(filter(None, map(parse_name, profile.names)), None) for profile in profiles)
+    names = [name for name in parsed if name is not None]
     extended = [name for name in names if "me" in name.added]
     greedy = [name for name in names if "me.all" in name.added]
     others = [name for name in names if "me.all" not in name.added and "me" not in name.removed]
     return len(extended) <= 1 and len(greedy) <= 1 and not (greedy and others)
-
-
-def _attributes(profile: Profile) -> DeviceName | None:
-    return next((parsed for name in profile.names if (parsed := parse_name(name)) is not None), None)
 
 
 # --- placements -----------------------------------------------------------------------------------------
@@ -232,7 +219,8 @@ def _places(
 ) -> tuple[Placement, ...] | None:
     """A placement for each of `profiles` that leaves the most free slots for later instances; None if they
     don't fit."""
-    order = sorted(range(len(profiles)), key=lambda number: -_size(profiles[number]))
+    sizes = [max((place.size for place in profile.placements), default=0) for profile in profiles]
+    order = sorted(range(len(profiles)), key=lambda number: -sizes[number])
     everywhere = [place for profile in gpu.profiles for place in profile.placements]
 
     def damage(place: Placement) -> tuple[int, int]:
@@ -254,10 +242,6 @@ def _places(
         return False
 
     return tuple(by_number[number] for number in range(len(profiles))) if walk(0) else None
-
-
-def _size(profile: Profile) -> int:
-    return max((place.size for place in profile.placements), default=0)
 
 
 def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tuple[Target, ...]:

@@ -119,8 +119,13 @@ def put_back(gpu: GpuLayout, before: GpuLayout) -> GpuPlan:
 def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
     gpu = wish.gpu
     switches = gpu.current != wish.enabled
-    mode = _mode_steps(gpu, wish.enabled)
-    reset = _reset(gpu) if switches else "none"
+    settled = gpu.current == wish.enabled and gpu.pending == wish.enabled
+    mode = () if settled else (Step("enable" if wish.enabled else "disable", gpu.index, gpu.uuid),)
+    reset = "none"
+    if switches and not gpu.architecture:
+        reset = "unknown"
+    elif switches and gpu.architecture <= AMPERE:
+        reset = "needed"
     destroy = towards(gpu, gpu.instances, () if switches else target or ())[0]
     create = towards(gpu, () if switches else gpu.instances, target or ())[1]
     kept_ids = {
@@ -134,7 +139,7 @@ def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
     return GpuPlan(
         wish,
         target,
-        (*destroy, *mode, *((_step("reset", gpu),) if reset == "needed" else ()), *create),
+        (*destroy, *mode, *((Step("reset", gpu.index, gpu.uuid),) if reset == "needed" else ()), *create),
         tuple(device for device in devices if (device.gi, device.ci) not in kept_ids),
         tuple(device for device in devices if (device.gi, device.ci) in kept_ids),
         reset,
@@ -152,22 +157,6 @@ def _target(wish: Wish, switches: bool, mode_only: bool) -> tuple[Target, ...] |
     return solve(gpu, wish.profiles)
 
 
-def _mode_steps(gpu: GpuLayout, enabled: bool) -> tuple[Step, ...]:
-    if gpu.current == enabled and gpu.pending == enabled:
-        return ()
-    return (_step("enable" if enabled else "disable", gpu),)
-
-
-def _reset(gpu: GpuLayout) -> str:
-    if not gpu.architecture:
-        return "unknown"
-    return "needed" if gpu.architecture <= AMPERE else "none"
-
-
-def _step(action: str, gpu: GpuLayout) -> Step:
-    return Step(action, gpu.index, gpu.uuid)
-
-
 def towards(
     gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[Target]
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
@@ -177,13 +166,21 @@ def towards(
     for instance in present:
         stays = by_id.get(instance.id)
         inner = {c.kept.id for c in stays.compute if c.kept is not None} if stays else set()
-        for compute in instance.compute:
-            if compute.id not in inner:
-                destroy.append(
-                    _instance_step(gpu, "destroy-compute", instance, ci=compute.id, slices=compute.slices)
-                )
-        if stays is None:
-            destroy.append(_instance_step(gpu, "destroy-instance", instance))
+        whole = Step(
+            "destroy-instance",
+            gpu.index,
+            gpu.uuid,
+            instance.name,
+            instance.profile_id,
+            instance.placement,
+            instance.id,
+        )
+        destroy += [
+            replace(whole, action="destroy-compute", ci=compute.id, slices=compute.slices)
+            for compute in instance.compute
+            if compute.id not in inner
+        ]
+        destroy += [whole] if stays is None else []
     create: list[Step] = []
     for instance_target in sorted(target, key=lambda each: -each.placement.size):
         base = Step(
@@ -204,22 +201,6 @@ def towards(
     return tuple(destroy), tuple(create)
 
 
-def _instance_step(
-    gpu: GpuLayout, action: str, instance: GpuInstance, ci: int | None = None, slices: int = 0
-) -> Step:
-    return Step(
-        action,
-        gpu.index,
-        gpu.uuid,
-        instance.name,
-        instance.profile_id,
-        instance.placement,
-        instance.id,
-        ci,
-        slices,
-    )
-
-
 def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
     """The MIG devices of some GPU instances."""
     return tuple(
@@ -231,7 +212,8 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
     """An earlier layout as a target: existing instances are kept, the others get their old placements."""
     result = []
     for old in then:
-        same = next((instance for instance in now if _same_instance(instance, old)), None)
+        shape = (old.profile_id, old.placement)
+        same = next((gi for gi in now if (gi.profile_id, gi.placement) == shape), None)
         left = list(same.compute) if same else []
         compute = []
         for ci in old.compute:
@@ -243,27 +225,20 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
     return tuple(result)
 
 
-def _same_instance(instance: GpuInstance, other: GpuInstance) -> bool:
-    return instance.profile_id == other.profile_id and instance.placement == other.placement
-
-
 def same_layout(layout: GpuLayout, other: GpuLayout) -> bool:
     """Whether two states of a GPU are equal except for ids and UUIDs."""
-    return (layout.current, layout.pending, _shape(layout.instances)) == (
-        other.current,
-        other.pending,
-        _shape(other.instances),
+    return _shape(layout) == _shape(other)
+
+
+def _shape(layout: GpuLayout) -> tuple[object, ...]:
+    instances = (
+        (
+            *(gi.profile_id, gi.placement.start, gi.placement.size),
+            sorted((ci.slices, ci.placement.start if ci.placement else -1) for ci in gi.compute),
+        )
+        for gi in layout.instances
     )
-
-
-def _shape(instances: Sequence[GpuInstance]) -> Sequence[object]:
-    return sorted(
-        (gi.profile_id, gi.placement.start, gi.placement.size, sorted(_places(gi))) for gi in instances
-    )
-
-
-def _places(instance: GpuInstance) -> list[tuple[int, int]]:
-    return [(ci.slices, ci.placement.start if ci.placement else -1) for ci in instance.compute]
+    return layout.current, layout.pending, sorted(instances)
 
 
 def reached(goal: GpuPlan, now: GpuLayout, target: Sequence[Target], *, mode_only: bool = False) -> str:

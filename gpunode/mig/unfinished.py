@@ -129,15 +129,10 @@ def unfinished_gpus(snapshot: LayoutSnapshot, now: Layouts) -> UnfinishedGpus:
     if not half and not unasked:
         completed = []
     standing = sorted(
-        (unfinished for unfinished in (*half, *completed) if not _as_before(unfinished, now)),
+        (gpu for gpu in (*half, *completed) if not ((seen := now.gpu(gpu.uuid)) and same_layout(gpu, seen))),
         key=lambda entry: entry.index,
     )
     return UnfinishedGpus(tuple(standing), tuple(changed), tuple(unasked))
-
-
-def _as_before(gpu: GpuLayout, now: Layouts) -> bool:
-    seen = now.gpu(gpu.uuid)
-    return seen is not None and same_layout(gpu, seen)
 
 
 def _all(goals: Sequence[Goal]) -> Goal:
