@@ -175,7 +175,7 @@ def setup(
         )
     goal = KubernetesGoal(
         request,
-        Access(kubeconfig, kube_context, server),
+        Access(kubeconfig, kube_context, server, pods=True),
         default=set_as_default,
         cdi=cdi,
         plugin=plugin,

@@ -353,7 +353,7 @@ def verify(
             runtime_class=runtime_class,
             runtime_name=runtime_name,
             timeout=timeout or verify_kubernetes.SECONDS,
-            access=Access(kubeconfig, kube_context, server),
+            access=Access(kubeconfig, kube_context, server, pods=True),
         )
         return verify_kubernetes.run(session.host, pod_request, session.progress)
     if on is Place.HOST:

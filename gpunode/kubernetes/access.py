@@ -52,12 +52,17 @@ _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123 subdomain, as 
 
 @dataclass(frozen=True)
 class Access:
-    """The options that name an API server. `timeout`: seconds for one piece of a response."""
+    """The options that name an API server. `timeout`: seconds for one piece of a response.
+
+    `pods`: the command creates pods. A kubelet's account may create only mirrors of its static pods
+    (Kubernetes, NodeRestriction), so no hint offers it.
+    """
 
     kubeconfig: str = ""
     context: str = ""
     server: str = ""
     timeout: float = 10.0
+    pods: bool = False
 
 
 def kubectl(host: Host, options: tuple[str, ...], *command: str) -> str:
@@ -127,7 +132,7 @@ def find(host: Host, access: Access) -> Connection:
     own = f"{host.environ.get('HOME', '')}/.kube/config"
     if own.startswith("/") and host.is_file(own):
         return _of_files(host, (own,), access)
-    raise _nothing(host)
+    raise _nothing(host, access.pods)
 
 
 def _split(paths: str) -> tuple[str, ...]:
@@ -177,16 +182,17 @@ def _of_account(host: Host) -> Connection:
     )
 
 
-def _nothing(host: Host) -> NoAccess:
+def _nothing(host: Host, pods: bool) -> NoAccess:
     user = host.environ.get("SUDO_USER")
     own = (_absolute(f"~{user}/.kube/config"),) if user else ()
-    existing = [path for path in (*own, *_ADMINS, *KUBELETS_OWN) if host.exists(path)]
+    candidates = (*own, *_ADMINS, *(() if pods else KUBELETS_OWN))
+    existing = [path for path in candidates if host.exists(path)]
     offer = f"here are {', '.join(existing)}; " if existing else ""
     path = existing[0] if existing else "PATH"
+    kubelet = "" if pods else " --kubeconfig kubelet (this node's own),"
     return NoAccess(
         "no API server is configured: no KUBECONFIG, no ~/.kube/config, no service account of a pod",
-        hint=f"{offer}--kubeconfig {path}, --kubeconfig kubelet (this node's own),"
-        " or kubectl proxy and --server http://127.0.0.1:8001",
+        hint=f"{offer}--kubeconfig {path},{kubelet} or kubectl proxy and --server http://127.0.0.1:8001",
     )
 
 

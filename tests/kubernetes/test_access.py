@@ -314,6 +314,26 @@ def test_kubeconfigs_of_root_are_suggested_and_not_used(tmp_path: Path) -> None:
     assert "here are /etc/kubernetes/admin.conf" in caught.value.hint
 
 
+def test_kubelets_account_is_suggested_only_where_no_pod_is_created(tmp_path: Path) -> None:
+    host = machine(tmp_path, {}, {"/etc/kubernetes/kubelet.conf": "{}"})
+    hints = {}
+    for pods in (False, True):
+        with pytest.raises(GpunodeError) as caught:
+            find(host, Access(pods=pods))
+        hints[pods] = caught.value.hint
+    assert "here are /etc/kubernetes/kubelet.conf; " in hints[False]
+    assert "--kubeconfig kubelet" in hints[False]
+    assert hints[True] == "--kubeconfig PATH, or kubectl proxy and --server http://127.0.0.1:8001"
+
+
+def test_verify_does_not_suggest_the_kubelets_account(run: Gpunode, tmp_path: Path) -> None:
+    done = run(
+        "verify", "--on", "kubernetes", KUBECONFIG="", HOME=str(tmp_path), KUBERNETES_SERVICE_HOST=""
+    )
+    assert (done.code, "no API server is configured" in done.err) == (3, True)
+    assert "--kubeconfig kubelet" not in done.err
+
+
 @pytest.mark.parametrize(
     ("option", "environ", "name", "source"),
     [
