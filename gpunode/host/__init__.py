@@ -38,7 +38,7 @@ from gpunode.host.files import (
     socket_state_of,
     write_atomic,
 )
-from gpunode.host.process import COMMAND_NOT_FOUND, Completed, LineChild, run_process, run_watched
+from gpunode.host.process import COMMAND_NOT_FOUND, Completed, LineChild, run_process
 from gpunode.host.reading import DeviceNode, FileSystem, ReadingHost
 from gpunode.host.recording import RECORDING
 
@@ -93,9 +93,7 @@ class Host(ReadingHost):
             return Completed(tuple(argv), NOT_TRUSTED, "", f"{argv[0]} was not run: {reason}")
         if not program:
             return Completed(tuple(argv), COMMAND_NOT_FOUND, "", f"{argv[0]}: {os.strerror(errno.ENOENT)}")
-        if watch is not None:
-            return run_watched(tuple(argv), timeout, full, watch, program)
-        return run_process(tuple(argv), timeout, stdin, full, program)
+        return run_process(tuple(argv), timeout, stdin, full, program, watch)
 
     def start_child(self, argv: Sequence[str], *, noting: bool = False) -> LineChild:
         """Start a child process of this live machine that answers in lines; see `process.LineChild`."""

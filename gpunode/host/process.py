@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -13,11 +12,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from types import FrameType
+from typing import Any, BinaryIO
 
 # Files without a name: deleted with the last process that has them open.
 
@@ -69,60 +69,127 @@ def run_process(
     stdin: str | bytes | None,
     env: Mapping[str, str],
     program: str | None = None,
+    watch: Callable[[str], None] | None = None,
 ) -> Completed:
     """Run `argv` to its end, from the file `program` if given, or kill it with its children after `timeout`
-    seconds."""
+    seconds.
+
+    With `watch` the child writes to memory and not to a pipe, and has no stdin: if we are killed it goes on,
+    because a broken pipe would end a package manager, or the script of a package, by SIGPIPE. `watch` is
+    called with the last output, several times a second. `timeout` counts seconds from the last output then: a
+    child that still prints isn't stuck. After that it gets SIGTERM, and SIGKILL later.
+    """
     data = stdin.encode() if isinstance(stdin, str) else stdin
     timed_out = False
     child = None
-    try:
-        with _signals_held():
-            child = subprocess.Popen(
-                argv,
-                executable=program,
-                stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=dict(env),
-                start_new_session=True,
-            )
-        out, err = child.communicate(data, timeout)
-    except BaseException as error:
-        if child is None and isinstance(error, OSError):
-            return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
-        out, err = _kill(child) if child is not None else (b"", b"")
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        timed_out = True
-    assert child is not None
+    with ExitStack() as opened:
+        files = [opened.enter_context(_memory()) for _ in ("stdout", "stderr")] if watch is not None else []
+        try:
+            with _signals_held():
+                child = subprocess.Popen(
+                    argv,
+                    executable=program,
+                    stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
+                    stdout=files[0] if files else subprocess.PIPE,
+                    stderr=files[1] if files else subprocess.PIPE,
+                    env=dict(env),
+                    start_new_session=True,
+                )
+            if watch is not None:
+                _watch(child, timeout, files, watch)
+            out, err = child.communicate(data, timeout)
+        except BaseException as error:
+            if child is None and isinstance(error, OSError):
+                return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
+            out, err = _kill(child) if child is not None else (b"", b"")
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            timed_out = True
+        assert child is not None
+        if files:
+            out, err = (os.pread(file.fileno(), _size(file), 0) for file in files)
     code = child.returncode if child.returncode is not None else -signal.SIGKILL
     return Completed(argv, code, _text(out), _text(err), timed_out)
 
 
-@contextlib.contextmanager
+# Watching a child process that must not be killed half-way because the process that reads its output has
+# ended.
+
+_LOOK_SECONDS = 0.25
+_WATCHED_GRACE_SECONDS = 10.0
+_LAST_BYTES = 2000
+
+
+def _watch(
+    child: subprocess.Popen[bytes], timeout: float, files: Sequence[BinaryIO], watch: Callable[[str], None]
+) -> None:
+    """Wait for its end. `TimeoutExpired`, after SIGTERM, if it prints nothing for that long."""
+    deadline, last_size = time.monotonic() + timeout, 0
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(min(left, _LOOK_SECONDS))
+            return
+        watch(next(filter(None, map(_last_line, files)), ""))
+        if (size := sum(map(_size, files))) != last_size:
+            deadline, last_size = time.monotonic() + timeout, size
+    with suppress(ProcessLookupError):  # package managers then clean up their locks and lists
+        os.killpg(child.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(_WATCHED_GRACE_SECONDS)
+    raise subprocess.TimeoutExpired(child.args, timeout)
+
+
+def _memory() -> BinaryIO:
+    return os.fdopen(unnamed_file(), "w+b", buffering=0)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _last_line(file: BinaryIO) -> str:
+    """Carriage returns end lines too, for progress bars. The child's own position doesn't change."""
+    end = os.pread(file.fileno(), _LAST_BYTES, max(0, _size(file) - _LAST_BYTES))
+    lines = (line.strip() for line in reversed(_text(end).splitlines()))
+    return next((line for line in lines if line), "")
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SignalHandler = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def signal_handlers(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterator[None]:
+    """Handle these signals in the block; the earlier handlers are restored after it."""
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number, handler in handlers.items():
+            before[number] = signal.signal(number, handler)
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+@contextmanager
 def _signals_held() -> Iterator[None]:
     """Handle signals only after the block. Without it a handler that raises, as for Ctrl-C, may do so inside
     Popen, and the child that has started by then would go on after the undo of what it does."""
-    pending: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    pending: dict[int, None] = {}
+    held = [number for number in SIGNALS if callable(signal.getsignal(number))]
     if threading.current_thread() is not threading.main_thread():
-        handlers = {}  # Python runs the handlers in the main thread
-    for number, handler in handlers.items():
-        if callable(handler):
-            signal.signal(number, lambda number, _: pending.append(number))
+        held = []  # Python runs the handlers in the main thread
     try:
-        yield
+        with signal_handlers(dict.fromkeys(held, lambda number, _: pending.update({number: None}))):
+            yield
     finally:
-        for number, handler in handlers.items():
-            if callable(handler):
-                signal.signal(number, handler)
-        for waiting in dict.fromkeys(pending):
+        for waiting in pending:
             signal.raise_signal(waiting)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Kill the whole session; give up on a child that survives even SIGKILL."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     try:
         return child.communicate(timeout=_GRACE_SECONDS)
@@ -156,7 +223,7 @@ class Daemon:
 
     def end_children(self) -> None:
         """Send SIGTERM to the rest of its process group after it has ended."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGTERM)
 
 
@@ -263,13 +330,13 @@ class LineChild:
 
     def tell(self, line: str) -> None:
         """Write a line to its stdin; dropped if it doesn't read, or has ended."""
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             assert self._child.stdin
             os.write(self._child.stdin.fileno(), line.encode() + b"\n")
 
     def wake(self) -> None:
         """Make `read_line` return at once."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.write(self._wake, b"w")
 
     def ended(self) -> bool:
@@ -278,102 +345,17 @@ class LineChild:
 
     def end(self) -> int | None:
         """Kill it if it runs and close everything; its exit code, None if not even SIGKILL ends it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             if not self.ended():
                 os.killpg(self._child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             self._child.wait(_GRACE_SECONDS)
         for pipe in (self._child.stdin, self._child.stdout, self._child.stderr):
             if pipe is not None and not pipe.closed:
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     pipe.close()
         for number in (self._woken, self._wake, self._note):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(number)
         self._woken = self._wake = self._note = -1
         return self._child.returncode
-
-
-# Child processes that must not be killed half-way because the process that reads their output has ended.
-
-_LOOK_SECONDS = 0.25
-_WATCHED_GRACE_SECONDS = 10.0
-_LAST_BYTES = 2000
-
-
-def run_watched(
-    argv: tuple[str, ...], timeout: float, env: Mapping[str, str], watch: Callable[[str], None], program: str
-) -> Completed:
-    """As `run_process`, but the child writes to memory and not to a pipe: if we are killed it goes on.
-
-    A broken pipe would end a package manager, or the script of a package, by SIGPIPE. `watch` is called with
-    the last output, several times a second. `timeout` counts seconds from the last output: a child that still
-    prints isn't stuck. After that it gets SIGTERM, and SIGKILL later.
-    """
-    with _memory() as out, _memory() as err:
-
-        def look() -> int:
-            watch(_last_line(out) or _last_line(err))
-            return _size(out) + _size(err)
-
-        child = None
-        try:
-            with _signals_held():
-                child = subprocess.Popen(
-                    argv,
-                    executable=program,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    env=dict(env),
-                    start_new_session=True,
-                )
-            timed_out = not _ends(child, timeout, look)
-            if timed_out:
-                _terminate(child)
-        except BaseException as error:
-            if child is None and isinstance(error, OSError):
-                return Completed(argv, COMMAND_NOT_FOUND, "", f"{argv[0]}: {error.strerror}")
-            if child is not None:
-                _kill(child)
-            raise
-        if timed_out:
-            _kill(child)
-        code = child.returncode if child.returncode is not None else -signal.SIGKILL
-        output, complained = (_text(os.pread(stream.fileno(), _size(stream), 0)) for stream in (out, err))
-        return Completed(argv, code, output, complained, timed_out)
-
-
-def _ends(child: subprocess.Popen[bytes], timeout: float, look: Callable[[], int]) -> bool:
-    """Whether it ends before it has printed nothing for that long; `look` counts the bytes of its output."""
-    deadline, last_change = time.monotonic() + timeout, 0
-    while (left := deadline - time.monotonic()) > 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(min(left, _LOOK_SECONDS))
-            return True
-        if (now := look()) != last_change:
-            deadline, last_change = time.monotonic() + timeout, now
-    return False
-
-
-def _terminate(child: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to its session: package managers then clean up their locks and lists."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_WATCHED_GRACE_SECONDS)
-
-
-def _memory() -> BinaryIO:
-    return os.fdopen(unnamed_file(), "w+b", buffering=0)
-
-
-def _size(file: BinaryIO) -> int:
-    return os.fstat(file.fileno()).st_size
-
-
-def _last_line(file: BinaryIO) -> str:
-    """Carriage returns end lines too, for progress bars. The child's own position doesn't change."""
-    end = os.pread(file.fileno(), _LAST_BYTES, max(0, _size(file) - _LAST_BYTES))
-    lines = (line.strip() for line in reversed(_text(end).splitlines()))
-    return next((line for line in lines if line), "")

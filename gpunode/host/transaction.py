@@ -21,6 +21,7 @@ from gpunode.errors import (
 )
 from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, Entry, FileEdit, Journal, lock_path, rollback_command
+from gpunode.host.process import SIGNALS, signal_handlers
 from gpunode.output.result import Change
 
 LOCK_SECONDS = 30.0
@@ -29,12 +30,8 @@ _SYSTEMCTL_SECONDS = 60.0
 _NOT_NOW = frozenset({"gpunode-mig.service"})
 
 _Outcome = TypeVar("_Outcome")
-_Handler = Callable[[int, FrameType | None], None]
 Restart = Callable[[Entry], None]
 """Lets the daemon of an entry read its restored files; `GpunodeError` if the daemon doesn't run with them."""
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -45,20 +42,10 @@ def uninterrupted(report: Callable[[str], None] = lambda _name: None) -> Iterato
     `report` is called with the signal's name at once.
     """
     # not SIG_IGN: a daemon that a child starts now would inherit that, and ignore SIGTERM as well
-    with _handlers({number: lambda number, _: report(signal.Signals(number).name) for number in _SIGNALS}):
+    with signal_handlers(
+        {number: lambda number, _: report(signal.Signals(number).name) for number in SIGNALS}
+    ):
         yield
-
-
-@contextmanager
-def _handlers(handlers: Mapping[signal.Signals, _Handler]) -> Iterator[None]:
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number, handler in handlers.items():
-            before[number] = signal.signal(number, handler)
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 def attempt(
@@ -85,9 +72,9 @@ def attempt(
             interruption = error
             raise
 
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     previous = {number: handler for number, handler in handlers.items() if callable(handler)}
-    with _handlers(dict.fromkeys(previous, interrupt)):
+    with signal_handlers(dict.fromkeys(previous, interrupt)):
         try:
             return do()
         except BaseException as error:

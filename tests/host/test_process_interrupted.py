@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.host.process import Completed, run_process, run_watched
+from gpunode.host.process import Completed, run_process
 
 
 def _run(argv: tuple[str, ...]) -> Completed:
@@ -19,7 +19,7 @@ def _run(argv: tuple[str, ...]) -> Completed:
 
 
 def _watched(argv: tuple[str, ...]) -> Completed:
-    return run_watched(argv, 60.0, {"PATH": "/usr/bin:/bin"}, lambda _line: None, argv[0])
+    return run_process(argv, 60.0, None, {"PATH": "/usr/bin:/bin"}, argv[0], lambda _line: None)
 
 
 @pytest.fixture
