@@ -95,8 +95,7 @@ KubernetesOption = Annotated[
     bool,
     typer.Option(
         "--kubernetes",
-        help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most). From a"
-        " mirror or offline, run toolkit install first.",
+        help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most).",
     ),
 ]
 PluginOption = Annotated[
@@ -147,7 +146,8 @@ def setup(
 ) -> Result:
     """Diagnose, configure and verify this node in one run. It ends at the first failure. The engine is
     restarted or reloaded; running containers are stopped only after you confirm it, or with --yes. Needs root
-    (not with --dry-run), driver and toolkit (not with --cdi; --kubernetes installs it from NVIDIA).
+    (not with --dry-run) and the driver. NVIDIA's container toolkit, which --cdi does without, is installed
+    from NVIDIA's repository if it is missing; from a mirror or offline, run toolkit install first.
 
     sudo gpunode setup --runtime containerd
 
@@ -209,7 +209,6 @@ _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted",
 _CRIO_RESTARTED_HERE = ("crio-not-running", "crio-runtime-missing")
 _RESTART = "systemctl restart "
 _FIXED_BY_STEP = {
-    "toolkit-missing": "the step toolkit",
     "plugin-not-registered": "the step plugin",
     "plugin-socket-dead": "the step plugin",
     "runtimeclass-missing": "the step runtime-class",
@@ -229,8 +228,8 @@ def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progre
     return Result(result.kind, result.data, blocks=tuple(blocks))
 
 
-def fixed_by_configuring(finding: Finding, cdi: bool) -> str:
-    """The setup step that fixes it, or why it needs no fix; empty for neither."""
+def fixed_on_the_node(finding: Finding, cdi: bool) -> str:
+    """The step of both kinds of setup that fixes it, or why it needs no fix; empty for neither."""
     command = finding.fix[0].command if finding.fix else ""
     restarted = finding.id in _CRIO_RESTARTED_HERE and command.startswith(_RESTART)
     if restarted or finding.id in _RESTARTED_HERE or command.startswith(_FIXED_HERE):
@@ -239,12 +238,12 @@ def fixed_by_configuring(finding: Finding, cdi: bool) -> str:
         return f"{_FIXED_HERE} --cdi"
     if cdi and finding.layer in _WITHOUT_CDI:
         return "not needed with --cdi"
-    return ""
+    return "the step toolkit" if finding.id == "toolkit-missing" else ""
 
 
 def excuse_for_containers(finding: Finding, engine: str, cdi: bool) -> str:
     """Why a failed check doesn't stop setting up `engine` for containers; empty if it does."""
-    fixed_by = fixed_by_configuring(finding, cdi)
+    fixed_by = fixed_on_the_node(finding, cdi)
     if fixed_by:
         return fixed_by
     if finding.layer in _LATER_LAYERS or finding.severity != "error":
@@ -263,7 +262,7 @@ def _belongs_to_another(engine: str, layer: str) -> bool:
 
 def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
     """Why a failed check doesn't stop setup for pods; empty if it does."""
-    fixed_by = fixed_by_configuring(finding, cdi) or _FIXED_BY_STEP.get(finding.id, "")
+    fixed_by = fixed_on_the_node(finding, cdi) or _FIXED_BY_STEP.get(finding.id, "")
     if fixed_by:
         return fixed_by
     if finding.severity != "error":
@@ -312,7 +311,32 @@ def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> 
     return first, proof("verify-container", command, lambda: run(host, container, progress))
 
 
-# `gpunode setup`: doctor, configure-runtime, verify in one report.
+def toolkit_step(host: Host, progress: Progress, *, dry_run: bool) -> Step:
+    """NVIDIA's container toolkit from NVIDIA's repository, if it is missing."""
+
+    def look() -> State:
+        installation = find_toolkit(host)
+        path = installation.programs.get("nvidia-container-runtime")
+        if path is None:
+            return State("nvidia-container-runtime is not installed")
+        version = ".".join(map(str, installation.version))
+        return State(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
+
+    def install(_dry_run: bool) -> Result:
+        return toolkit.install(host, progress, Goal(), dry_run=dry_run)
+
+    return Step("toolkit", "gpunode toolkit install", look, install)
+
+
+def configured_engine(host: Host, request: Request, progress: Progress, choice: RuntimeChoice) -> Result:
+    """`configure-runtime`; its dry run doesn't fail for the toolkit, which the previous step installs."""
+    result = configure_runtime.run(host, request, progress, choice)
+    if request.dry_run and all(error.code == "toolkit-missing" for error in result.errors):
+        return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
+    return result
+
+
+# `gpunode setup`: doctor, toolkit, configure-runtime, verify in one report.
 
 
 @dataclass(frozen=True)
@@ -353,13 +377,15 @@ def set_up_containers(
     def configured() -> Result:
         nonlocal engine
         choice = RuntimeChoice(set_as_default=default, cdi=cdi)
-        result = configure_runtime.run(host, request, progress, choice)
+        result = configured_engine(host, request, progress, choice)
         if result.exit_code == ExitCode.OK:
             engine = getattr(result.data, "engine", engine)
         return result
 
     def steps() -> Iterator[Step]:
         yield each_time("doctor", "gpunode doctor", examine)
+        if not cdi:
+            yield toolkit_step(host, progress, dry_run=request.dry_run)
         words = f"{' --cdi' if cdi else ''}{' --dry-run' if request.dry_run else ''}"
         yield each_time(
             "configure-runtime", f"gpunode configure-runtime --runtime {engine}{words}", configured
@@ -508,8 +534,9 @@ def set_up_kubernetes(host: Host, goal: KubernetesGoal, progress: Progress, show
     at = prepare(host, goal, progress)
     dry_run = goal.request.dry_run
     try:
-        first = (_doctor(at), *(() if goal.cdi else (_toolkit(at),)), _runtime(at), _runtime_class(at))
-        walked = walk(host, (*first, *_plugin(at), *_verify(at)), show, dry_run=dry_run)
+        needed = () if goal.cdi else (toolkit_step(host, progress, dry_run=dry_run),)
+        steps = (_doctor(at), *needed, _runtime(at), _runtime_class(at), *_plugin(at), *_verify(at))
+        walked = walk(host, steps, show, dry_run=dry_run)
     finally:
         if at.cluster is not None:
             at.cluster.close()
@@ -630,24 +657,9 @@ def _doctor(at: ClusterNode) -> Step:
     return Step("doctor", "gpunode doctor", lambda: State("no error that setup can't fix"), examine)
 
 
-def _toolkit(at: ClusterNode) -> Step:
-    def look() -> State:
-        installation = find_toolkit(at.host)
-        path = installation.programs.get("nvidia-container-runtime")
-        if path is None:
-            return State("nvidia-container-runtime is not installed")
-        version = ".".join(map(str, installation.version))
-        return State(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
-
-    def install(dry_run: bool) -> Result:
-        return toolkit.install(at.host, at.progress, Goal(), dry_run=dry_run)
-
-    return Step("toolkit", "gpunode toolkit install", look, install)
-
-
 def _runtime(at: ClusterNode) -> Step:
     def look() -> State:
-        data = configured(True).data
+        data = configured(dry_run=True).data
         changes = [change.path for change in data.changes if change.action != "unchanged"]
         if changes:
             return State(f"{', '.join(changes)} must be changed")
@@ -658,18 +670,11 @@ def _runtime(at: ClusterNode) -> Step:
 
     def configured(dry_run: bool) -> Result:
         choice = RuntimeChoice(set_as_default=at.goal.default, cdi=at.goal.cdi)
-        return configure_runtime.run(at.host, replace(at.request, dry_run=dry_run), at.progress, choice)
-
-    def run(dry_run: bool) -> Result:
-        result = configured(dry_run)
-        # the previous step installs it
-        if dry_run and all(error.code == "toolkit-missing" for error in result.errors):
-            return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
-        return result
+        return configured_engine(at.host, replace(at.request, dry_run=dry_run), at.progress, choice)
 
     by_cdi = " --cdi" if at.goal.cdi else ""
     command = f"gpunode configure-runtime --runtime {at.engine}{by_cdi}"
-    return Step("runtime", command, look, run)
+    return Step("runtime", command, look, configured)
 
 
 def _runtime_class(at: ClusterNode) -> Step:

@@ -50,9 +50,7 @@ def test_setup_under_another_root_claims_no_proof(tmp_path: Path) -> None:
     assert "$ gpunode configure-runtime --runtime docker" in ran.out.splitlines()
 
 
-@pytest.mark.parametrize(
-    "machine", ["pci-no-gpu", "driver-lib-mismatch", "toolkit-missing", "nouveau-loaded"]
-)
+@pytest.mark.parametrize("machine", ["pci-no-gpu", "driver-lib-mismatch", "nouveau-loaded"])
 def test_fault_that_setup_cannot_fix_stops_it_before_any_write(tmp_path: Path, machine: str) -> None:
     root = tmp_path / "node"
     recorded_host(machine, root)
@@ -63,6 +61,46 @@ def test_fault_that_setup_cannot_fix_stops_it_before_any_write(tmp_path: Path, m
     assert ran.document["status"] == "fail"
     assert "gpunode doctor failed" in ran.document["errors"][0]["message"]
     assert files(root) == before
+
+
+def test_missing_toolkit_is_a_step_and_no_fault_of_the_doctor_step(tmp_path: Path) -> None:
+    """Packages are only installed on the node itself, so with another root setup stops at that step."""
+    root = tmp_path / "node"
+    recorded_host("toolkit-missing", root)
+    before = files(root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "-o", "json")
+    assert ran.code == 3
+    assert stages(ran.document) == [("doctor", "ok"), ("toolkit", "fail")]
+    assert ran.document["data"]["stages"][1]["command"] == "gpunode toolkit install"
+    assert files(root) == before
+    table = gpunode("--root", str(root), "setup", "--runtime", "containerd")
+    assert "(the step toolkit)" in table.out
+    assert table.out.splitlines()[-1] == "Stopped at: gpunode toolkit install"
+
+
+def test_dry_run_shows_the_missing_toolkit_and_the_configuration_after_it(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("fresh-node-with-driver", root)
+    (root / "usr/bin/nvidia-container-runtime").unlink()
+    before = files(root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "--dry-run", "-o", "json")
+    assert ran.code == 0, ran.err
+    assert stages(ran.document) == [("doctor", "ok"), ("toolkit", "ok"), ("configure-runtime", "ok")]
+    _, toolkit, configuration = ran.document["data"]["stages"]
+    assert any("nvidia-container-toolkit" in command for command in toolkit["result"]["commands"])
+    assert toolkit["result"]["dryRun"] and configuration["result"]["dryRun"]
+    table = gpunode("--root", str(root), "setup", "--runtime", "containerd", "--dry-run")
+    assert "$ gpunode toolkit install" in table.out.splitlines()
+    assert "+++ /etc/containerd/config.toml" in table.out
+    assert files(root) == before
+
+
+def test_installed_toolkit_is_no_stage(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("fresh-node-with-driver", root)
+    ran = gpunode("--root", str(root), "setup", "--runtime", "containerd", "--dry-run")
+    assert ran.code == 0, ran.err
+    assert "gpunode toolkit install" not in ran.out
 
 
 def test_output_says_where_setup_stopped_and_what_to_do_first(tmp_path: Path) -> None:
