@@ -32,8 +32,16 @@ from gpunode.output.result import (
     command_blocks,
 )
 from gpunode.packages.apply import CarriedOut, Job, Run, back, carry_out, edits_of, file_blocks, require_live
-from gpunode.packages.driver_model import DISTRIBUTION, FLAVOURS, NVIDIA, DriverPlan, Situation, Wish
-from gpunode.packages.driver_plan import hint_of
+from gpunode.packages.driver_model import (
+    DISTRIBUTION,
+    FLAVOURS,
+    NVIDIA,
+    DriverPlan,
+    Situation,
+    Wish,
+    read_situation,
+)
+from gpunode.packages.driver_plan import hint_of, plan_driver
 from gpunode.packages.find import find_manager
 from gpunode.packages.manager import (
     WAIT_SECONDS,
@@ -44,55 +52,61 @@ from gpunode.packages.manager import (
     run_command,
     wait_for_others,
 )
+from gpunode.packages.repository import armored, fingerprints
 from gpunode.runtime.apply import engine_restart
 
 driver_app = command_group("Plan and install the NVIDIA driver.")
-BranchOption = Annotated[
-    int,
-    typer.Option(
-        "--branch",
-        metavar="N",
-        min=0,
-        max=9999,
-        help="Major version, such as 580.",
-        show_default="the installed one, else the one maintained longest",
-    ),
-]
-VersionOption = Annotated[
-    str,
-    typer.Option("--version", metavar="X.Y.Z", help="Driver version.", show_default="the newest of --branch"),
-]
-FlavourOption = Annotated[
-    str,
-    typer.Option(
-        "--flavour",
-        metavar="open|proprietary",
-        help="Kernel module to install.",
-        show_default="what the GPUs and the branch need",
-        autocompletion=one_of(*FLAVOURS),
-    ),
-]
-RepositoryOption = Annotated[
-    str,
-    typer.Option(
-        "--repository",
-        metavar="WHERE",
-        help="Package repository: distribution, nvidia, or the URL of a mirror.",
-        show_default="the distribution's where it is preferred, else NVIDIA's",
-        autocompletion=one_of(DISTRIBUTION, NVIDIA),
-    ),
-]
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """The options that choose a driver."""
+
+    branch: Annotated[
+        int,
+        typer.Option(
+            "--branch",
+            metavar="N",
+            min=0,
+            max=9999,
+            help="Major version, such as 580.",
+            show_default="the installed one, else the one maintained longest",
+        ),
+    ] = 0
+    version: Annotated[
+        str,
+        typer.Option(
+            "--version", metavar="X.Y.Z", help="Driver version.", show_default="the newest of --branch"
+        ),
+    ] = ""
+    flavour: Annotated[
+        str,
+        typer.Option(
+            "--flavour",
+            metavar="open|proprietary",
+            help="Kernel module to install.",
+            show_default="what the GPUs and the branch need",
+            autocompletion=one_of(*FLAVOURS),
+        ),
+    ] = ""
+    repository: Annotated[
+        str,
+        typer.Option(
+            "--repository",
+            metavar="WHERE",
+            help="Package repository: distribution, nvidia, or the URL of a mirror.",
+            show_default="the distribution's where it is preferred, else NVIDIA's",
+            autocompletion=one_of(DISTRIBUTION, NVIDIA),
+        ),
+    ] = ""
+    key: KeyOption = ""
+    hold: HoldOption = False
 
 
 @verb(driver_app, "plan", "DriverPlan")
 def driver_plan(
     session: Session,
-    branch: BranchOption = 0,
-    version: VersionOption = "",
-    flavour: FlavourOption = "",
-    repository: RepositoryOption = "",
-    key: KeyOption = "",
-    hold: HoldOption = False,
+    choice: DriverOptions,
 ) -> Result:
     """Show which driver these GPUs and this kernel need, and why.
 
@@ -100,19 +114,13 @@ def driver_plan(
 
     gpunode driver plan --branch 580 --flavour open
     """
-    wish = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
-    return show_plan(session.host, wish, session.progress)
+    return show_plan(session.host, build_wish(session.host, choice), session.progress)
 
 
 @verb(driver_app, "install", "DriverInstallation")
 def driver_install(
     session: Session,
-    branch: BranchOption = 0,
-    version: VersionOption = "",
-    flavour: FlavourOption = "",
-    repository: RepositoryOption = "",
-    key: KeyOption = "",
-    hold: HoldOption = False,
+    choice: DriverOptions,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     plan: Annotated[
@@ -136,10 +144,9 @@ def driver_install(
 
     sudo gpunode driver install --yes --plan 3f9c01d2ab47
     """
-    wish = build_wish(session.host, branch, version, flavour, repository, key, hold=hold)
     return install(
         session.host,
-        wish,
+        build_wish(session.host, choice),
         session.progress,
         dry_run=dry_run,
         yes=yes,
@@ -184,20 +191,17 @@ class PlanData:
     reboot: str
 
 
-def build_wish(
-    host: Host, branch: int, version: str, flavour: str, repository: str, key: str, *, hold: bool
-) -> Wish:
-    """The request that the command line makes; `key` is a file. `ConfigError` for a file that isn't a key."""
+def build_wish(host: Host, options: DriverOptions) -> Wish:
+    """The request that the command line makes. `ConfigError` for a file that isn't a key."""
     data = b""
-    if key:
-        from gpunode.packages.repository import armored, fingerprints
-
-        content = host.read_bytes(str(Path(key).absolute()))
+    if options.key:
+        content = host.read_bytes(str(Path(options.key).absolute()))
         if content is None:
-            raise UsageError(f"there is no file {key}", hint="--key takes the mirror's public key")
+            raise UsageError(f"there is no file {options.key}", hint="--key takes the mirror's public key")
         data = armored(content)
         fingerprints(data)  # raises for data that isn't a key
-    return Wish(branch, version, flavour, repository.rstrip("/"), hold, data)
+    repository = options.repository.rstrip("/")
+    return Wish(options.branch, options.version, options.flavour, repository, options.hold, data)
 
 
 def show_plan(host: Host, wish: Wish, progress: Progress) -> Result:
@@ -215,9 +219,6 @@ def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situa
 
     With `before`, changes of our own files since then count as still to be done.
     """
-    from gpunode.packages.driver_model import read_situation
-    from gpunode.packages.driver_plan import plan_driver
-
     check(wish)
     situation = read_situation(Node(host))
     if before is not None:

@@ -232,35 +232,22 @@ def missing_image(image: str) -> tuple[str, ...]:
     )
 
 
-def plugin_set(
-    host: Host,
-    *,
-    image: str = "",
-    vendor: str = "nvidia",
-    namespace: str = OWN_NAMESPACE,
-    runtime_class: str = "nvidia",
-    mig: str = "",
-    mps: int = 0,
-    cdi: bool = False,
-    config_file: str = "",
-    driver_root: str = "",
-    kubelet_root: str = "/var/lib/kubelet",
-    metrics_port: int = 0,
-    pull_secret: str = "",
-    labels: Sequence[str] = (),
-) -> PluginSet:
-    """The plugin to deploy. `mps` is the number of replicas, 0 for none; `config_file` is read here, on this
-    machine; an empty `image` is our version's image, which the nodes must already have."""
+def plugin_set(host: Host, options: PluginOptions, command: str = "") -> PluginSet:
+    """The plugin to deploy; `command` is the one that has the options. A config file is read here, on this
+    machine; without an image it is our version's, which the nodes must already have."""
+    vendor, mig, mps = options.vendor.value, options.mig.value if options.mig else "", options.mps or 0
+    cdi, config_file, driver_root = options.cdi, options.config_file, options.driver_root
+    labels = checked_words("--labels", options.labels or (), LABEL_SINKS, command)
     nvidia_only = {"--mig-strategy": mig, "--mps": mps, "--cdi": cdi, "--driver-root": driver_root}
     flag = next((name for name, value in nvidia_only.items() if value), "")
     if vendor == "amd" and flag:
         raise UsageError(f"{flag} is for NVIDIA's GPUs; the vendor is amd", hint=f"leave out {flag}")
     _refuse_mps_with(mps, config_file, mig)
-    labels = tuple(labels)
+    runtime_class, pull_secret = options.runtime_class, options.image_pull_secret
     desired = PluginSet(
-        image=checked_image(image or f"gpunode:{__version__}"),
+        image=checked_image(options.image or f"gpunode:{__version__}"),
         vendor=vendor,
-        namespace=checked_name(namespace, "a namespace"),
+        namespace=checked_name(options.namespace, "a namespace"),
         runtime_class=""
         if vendor == "amd" or not runtime_class
         else checked_subdomain(runtime_class, "a RuntimeClass"),
@@ -270,16 +257,16 @@ def plugin_set(
         mps=mps > 0,
         config=_mps_config(mps) if mps else "",
         driver_root=_checked_path(driver_root or "/", "--driver-root"),
-        kubelet_root=_checked_path(kubelet_root, "--kubelet-root"),
-        metrics_port=metrics_port,
+        kubelet_root=_checked_path(options.kubelet_root, "--kubelet-root"),
+        metrics_port=options.metrics_port,
         labels=labels,
         pull_secret=pull_secret and checked_subdomain(pull_secret, "a secret's name"),
     )
     if not config_file:
         return desired
-    options = {"config_file": config_file, "vendor": vendor}
+    settings = {"config_file": config_file, "vendor": vendor}
     overrides = {"mig_strategy": mig, "driver_root": driver_root, "labels_to": labels}
-    return _with_file(host, options | {key: value for key, value in overrides.items() if value}, desired)
+    return _with_file(host, settings | {key: value for key, value in overrides.items() if value}, desired)
 
 
 def _refuse_mps_with(mps: int, config_file: str, mig: str) -> None:
@@ -375,17 +362,6 @@ class Mig(StrEnum):
     MIXED = "mixed"
 
 
-ImageOption = Annotated[
-    str,
-    typer.Option(
-        "--image",
-        metavar="REF",
-        help="Image of gpunode in your registry (see docs/manifests.md).",
-        show_default=f"gpunode:{__version__}, which each node must have",
-    ),
-]
-VendorOption = Annotated[Vendor, typer.Option("--vendor", help="Vendor of the GPUs.")]
-NamespaceOption = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Namespace of the plugin.")]
 ClassOption = Annotated[
     str,
     typer.Option(
@@ -394,96 +370,97 @@ ClassOption = Annotated[
         help="RuntimeClass of the pods; empty: none, for nodes with CDI instead of NVIDIA's toolkit.",
     ),
 ]
-MigOption = Annotated[
-    Mig | None,
-    typer.Option(
-        "--mig-strategy",
-        "--mig",
-        help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none, the default).",
-    ),
-]
-MpsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--mps", metavar="N", min=1, max=48, help="Share each GPU with N clients (at most 48) by MPS."
-    ),
-]
-CdiOption = Annotated[bool, typer.Option("--cdi", help="Pass GPUs to containers through CDI.")]
-FileOption = Annotated[
-    str,
-    typer.Option(
-        "--config-file", metavar="FILE", help="Configuration file of the plugin; it becomes a ConfigMap."
-    ),
-]
-KubeletRootOption = Annotated[
-    str, typer.Option("--kubelet-root", metavar="PATH", help="Value of the kubelet's --root-dir.")
-]
-PortOption = Annotated[
-    int,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
-        min=0,
-        max=65535,
-        help="Port for metrics and probes; 0, the default: neither.",
-    ),
-]
-SecretOption = Annotated[
-    str, typer.Option("--image-pull-secret", metavar="NAME", help="Image pull secret of the registry.")
-]
-NodeOption = Annotated[
-    str,
-    typer.Option(
-        "--node",
-        metavar="NAME",
-        help="Also label this Node, and run the test pod on it, else on any; kubectl delete would delete the"
-        " Node.",
-    ),
-]
-TaintOption = Annotated[
-    bool,
-    typer.Option(
-        "--taint",
-        help=f"With --node, replace its taints by {manifests.resource('nvidia')}={manifests.TAINT_VALUE}"
-        ":NoSchedule; to keep them, use kubectl taint.",
-    ),
-]
 LABEL_SINKS = ("node", "node-feature", "file")
-LabelsOption = Annotated[
-    Strings,
-    typer.Option(
-        "--labels",
-        metavar=f"{'|'.join(LABEL_SINKS)},...",
-        help="Also publish the node's labels.",
-        autocompletion=one_of(*LABEL_SINKS, comma=True),
-    ),
-]
-ResourceOption = Annotated[
-    str,
-    typer.Option(
-        "--resource", metavar="NAME", help="Resource that the pod requests.", autocompletion=resources
-    ),
-]
+
+
+@dataclass(frozen=True)
+class PluginOptions:
+    """The options of the commands that deploy the plugin."""
+
+    image: Annotated[
+        str,
+        typer.Option(
+            "--image",
+            metavar="REF",
+            help="Image of gpunode in your registry (see docs/manifests.md).",
+            show_default=f"gpunode:{__version__}, which each node must have",
+        ),
+    ] = ""
+    vendor: Annotated[Vendor, typer.Option("--vendor", help="Vendor of the GPUs.")] = Vendor.NVIDIA
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="NAME", help="Namespace of the plugin.")
+    ] = OWN_NAMESPACE
+    runtime_class: ClassOption = "nvidia"
+    mig: Annotated[
+        Mig | None,
+        typer.Option(
+            "--mig-strategy",
+            "--mig",
+            help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none, the default).",
+        ),
+    ] = None
+    mps: Annotated[
+        int | None,
+        typer.Option(
+            "--mps", metavar="N", min=1, max=48, help="Share each GPU with N clients (at most 48) by MPS."
+        ),
+    ] = None
+    cdi: Annotated[bool, typer.Option("--cdi", help="Pass GPUs to containers through CDI.")] = False
+    config_file: Annotated[
+        str,
+        typer.Option(
+            "--config-file", metavar="FILE", help="Configuration file of the plugin; it becomes a ConfigMap."
+        ),
+    ] = ""
+    driver_root: DriverRootOption = ""
+    kubelet_root: Annotated[
+        str, typer.Option("--kubelet-root", metavar="PATH", help="Value of the kubelet's --root-dir.")
+    ] = "/var/lib/kubelet"
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            "--metrics-port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port for metrics and probes; 0, the default: neither.",
+        ),
+    ] = 0
+    image_pull_secret: Annotated[
+        str, typer.Option("--image-pull-secret", metavar="NAME", help="Image pull secret of the registry.")
+    ] = ""
+    labels: Annotated[
+        Strings,
+        typer.Option(
+            "--labels",
+            metavar=f"{'|'.join(LABEL_SINKS)},...",
+            help="Also publish the node's labels.",
+            autocompletion=one_of(*LABEL_SINKS, comma=True),
+        ),
+    ] = None
 
 
 @verb(manifests_app, "all", "Manifests")
 def manifests_all(
     session: Session,
-    image: ImageOption = "",
-    vendor: VendorOption = Vendor.NVIDIA,
-    namespace: NamespaceOption = "kube-system",
-    runtime_class: ClassOption = "nvidia",
-    mig: MigOption = None,
-    mps: MpsOption = None,
-    cdi: CdiOption = False,
-    config_file: FileOption = "",
-    driver_root: DriverRootOption = "",
-    kubelet_root: KubeletRootOption = "/var/lib/kubelet",
-    metrics_port: PortOption = 0,
-    image_pull_secret: SecretOption = "",
-    labels: LabelsOption = None,
-    node: NodeOption = "",
-    taint: TaintOption = False,
+    plugin: PluginOptions,
+    node: Annotated[
+        str,
+        typer.Option(
+            "--node",
+            metavar="NAME",
+            help="Also label this Node, and run the test pod on it, else on any; kubectl delete would delete"
+            " the Node.",
+        ),
+    ] = "",
+    taint: Annotated[
+        bool,
+        typer.Option(
+            "--taint",
+            help=f"With --node, replace its taints by {manifests.resource('nvidia')}={manifests.TAINT_VALUE}"
+            ":NoSchedule; to keep them, use kubectl taint.",
+        ),
+    ] = False,
     test_image: Annotated[
         str,
         typer.Option(
@@ -508,39 +485,21 @@ def manifests_all(
 
     gpunode manifests all --image example.com/gpunode:0.1.0 | kubectl apply -f -
     """
-    desired = plugin_set(
-        session.host,
-        image=image,
-        vendor=vendor.value,
-        namespace=namespace,
-        runtime_class=runtime_class,
-        mig=mig.value if mig else "",
-        mps=mps or 0,
-        cdi=cdi,
-        config_file=config_file,
-        driver_root=driver_root,
-        kubelet_root=kubelet_root,
-        metrics_port=metrics_port,
-        pull_secret=image_pull_secret,
-        labels=checked_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests all"),
-    )
+    desired = plugin_set(session.host, plugin, "gpunode manifests all")
     return everything(desired, node, taint, test_image, resource)
-
-
-NameOption = Annotated[
-    str,
-    typer.Option(
-        *("--nvidia-runtime-name", "--runtime-class"),
-        metavar="NAME",
-        help="Name of the runtime in the engine and of the RuntimeClass.",
-    ),
-]
 
 
 @verb(manifests_app, "runtime-class", "Manifests")
 def manifests_runtime_class(
     session: Session,
-    nvidia_runtime_name: NameOption = "nvidia",
+    nvidia_runtime_name: Annotated[
+        str,
+        typer.Option(
+            *("--nvidia-runtime-name", "--runtime-class"),
+            metavar="NAME",
+            help="Name of the runtime in the engine and of the RuntimeClass.",
+        ),
+    ] = "nvidia",
     also: Annotated[
         Strings,
         typer.Option(
@@ -562,19 +521,7 @@ def manifests_runtime_class(
 @verb(manifests_app, "daemon-set", "Manifests")
 def manifests_daemon_set(
     session: Session,
-    image: ImageOption = "",
-    vendor: VendorOption = Vendor.NVIDIA,
-    namespace: NamespaceOption = "kube-system",
-    runtime_class: ClassOption = "nvidia",
-    mig: MigOption = None,
-    mps: MpsOption = None,
-    cdi: CdiOption = False,
-    config_file: FileOption = "",
-    driver_root: DriverRootOption = "",
-    kubelet_root: KubeletRootOption = "/var/lib/kubelet",
-    metrics_port: PortOption = 0,
-    image_pull_secret: SecretOption = "",
-    labels: LabelsOption = None,
+    plugin: PluginOptions,
 ) -> Result:
     """Print the device plugin's DaemonSet. It has the least rights that the options need.
 
@@ -582,22 +529,7 @@ def manifests_daemon_set(
 
     gpunode manifests daemon-set --image example.com/gpunode:0.1.0
     """
-    desired = plugin_set(
-        session.host,
-        image=image,
-        vendor=vendor.value,
-        namespace=namespace,
-        runtime_class=runtime_class,
-        mig=mig.value if mig else "",
-        mps=mps or 0,
-        cdi=cdi,
-        config_file=config_file,
-        driver_root=driver_root,
-        kubelet_root=kubelet_root,
-        metrics_port=metrics_port,
-        pull_secret=image_pull_secret,
-        labels=checked_words("--labels", labels or (), LABEL_SINKS, "gpunode manifests daemon-set"),
-    )
+    desired = plugin_set(session.host, plugin, "gpunode manifests daemon-set")
     return run_plugin(desired)
 
 
@@ -651,7 +583,12 @@ def manifests_vector_add(
         str,
         typer.Option("--image", metavar="REF", help="Image of the pod.", show_default=vector_add_image()),
     ] = "",
-    resource: ResourceOption = "nvidia.com/gpu",
+    resource: Annotated[
+        str,
+        typer.Option(
+            "--resource", metavar="NAME", help="Resource that the pod requests.", autocompletion=resources
+        ),
+    ] = "nvidia.com/gpu",
     namespace: Annotated[
         str,
         typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.", show_default="kubectl's"),

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
@@ -162,6 +162,7 @@ def verb(
 ) -> Callable[[Command], Command]:
     """Register a command: `function(session, ...) -> Result` gains the global options and loses `session`.
 
+    A parameter whose type is a dataclass stands for one option per field, which several commands have.
     With `own_output` the command has an ``--output`` of its own, as nvidia-ctk's does; ours is ``-o`` then.
     A command class `cls` may have options that the signature doesn't name; they come as keywords.
     `service` says whether the command, with these options, runs until a signal ends it (`until_signal`).
@@ -172,7 +173,13 @@ def verb(
     def register(function: Command) -> Command:
         function.__annotations__.pop("return", None)  # a name that is only defined for type checkers
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        own = [parameter for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+        groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
+        own = [
+            option
+            for p in parameters
+            for option in (_options_of(p.annotation).values() if p.name in groups else [p])
+            if option.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
 
         @functools.wraps(function)
         def call(context: typer.Context, **options: Any) -> None:
@@ -181,6 +188,8 @@ def verb(
             global_options = {option: local[option] or outer.get(option) for option in _GLOBALS}
             global_options["output"] = Output(global_options["output"]) if global_options["output"] else None
             global_options["variables"] = _variables(context)
+            for name, group in groups.items():
+                options[name] = group(**{option: options.pop(option) for option in _options_of(group)})
 
             def checked(session: Session) -> Result:
                 names = {name for name in os.environ if name.startswith("GPUNODE_")} - NO_OPTION
@@ -198,6 +207,10 @@ def verb(
         return function
 
     return register
+
+
+def _options_of(group: Any) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(group, eval_str=True).parameters
 
 
 def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:

@@ -755,13 +755,13 @@ def _plugin(at: ClusterNode) -> tuple[Step, ...]:
 
     def desired_plugin() -> PluginSet:
         kubelet = find_kubelet(host, running(host))
-        return manifests.plugin_set(
-            host,
+        options = manifests.PluginOptions(
             image=goal.image,
             runtime_class=at.handler,
             cdi=goal.cdi,
             kubelet_root=root_directory(kubelet),
         )
+        return manifests.plugin_set(host, options)
 
     step = daemon_set_step(host, at.cluster, desired_plugin, goal.image, goal.wait, progress, dry_run=dry_run)
     return _gpu_label(at), step

@@ -277,7 +277,7 @@ class KubeletStatus:
 
 
 @dataclass(frozen=True)
-class CdiDevices:
+class SpecificationSummary:
     """One CDI specification of NVIDIA's; `problem` says why engines can't use it."""
 
     path: str
@@ -292,7 +292,7 @@ class RuntimeStatus:
 
     engines: tuple[EngineStatus, ...]
     kubelet: KubeletStatus | None
-    cdi: tuple[CdiDevices, ...]
+    cdi: tuple[SpecificationSummary, ...]
 
 
 def run(
@@ -454,13 +454,15 @@ def _same_socket(kubelet: Kubelet, engine: Engine) -> bool:
     return bool(own_socket) and own_socket == other_socket
 
 
-def _cdi(host: Host) -> tuple[CdiDevices, ...]:
+def _cdi(host: Host) -> tuple[SpecificationSummary, ...]:
     try:
         specs = nvidia_specs(host)
     except GpunodeError:
         return ()
     return tuple(
-        CdiDevices(spec.path, spec.kind, tuple(device.name for device in spec.devices), spec.problem)
+        SpecificationSummary(
+            spec.path, spec.kind, tuple(device.name for device in spec.devices), spec.problem
+        )
         for spec in specs
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fixtures.api_server import ApiServer, Fault, kubeconfig
-from gpunode.commands.manifests import plugin_set
+from gpunode.commands.manifests import PluginOptions, plugin_set
 from gpunode.commands.setup_steps import daemon_set_objects, make_objects, refuse_others
 from gpunode.errors import DaemonError, RolledBackError
 from gpunode.host import Host
@@ -36,7 +36,7 @@ def cluster(api: ApiServer, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def plugin() -> tuple[dict[str, Any], ...]:
-    return daemon_set_objects(plugin_set(Host(), image=IMAGE))
+    return daemon_set_objects(plugin_set(Host(), PluginOptions(image=IMAGE)))
 
 
 def objects(api: ApiServer) -> set[str]:
