@@ -33,7 +33,7 @@ from gpunode.checks.report import (
 )
 from gpunode.checks.runner import EVERY, Selection, run_checks
 from gpunode.commands import completion
-from gpunode.commands.options import Strings
+from gpunode.commands.options import Strings, changed
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cuda import release_of
@@ -294,52 +294,57 @@ class Preflight(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-OnlyOption = Annotated[
-    Strings,
-    typer.Option("--only", metavar="ID,...", help="Run only these checks.", autocompletion=completion.checks),
-]
-SkipOption = Annotated[
-    Strings,
-    typer.Option(
-        "--skip",
-        metavar="ID,...[:REASON]",
-        help="Skip these checks.",
-        autocompletion=completion.checks,
-    ),
-]
-IgnoreOption = Annotated[
-    Strings,
-    typer.Option(
-        "--ignore",
-        metavar="ID,...[:REASON]",
-        help="Count errors of these checks as warnings; all: every check.",
-        autocompletion=completion.checks,
-    ),
-]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.")]
-PreflightOption = Annotated[
-    Preflight | None,
-    typer.Option("--preflight", help="Report only what blocks its installation."),
-]
-ExpectOption = Annotated[
-    int | None,
-    typer.Option("--expect-gpus", metavar="N", min=0, help="Number of GPUs that this node must have."),
-]
-CudaOption = Annotated[
-    str, typer.Option("--cuda", metavar="X.Y", help="Check whether programs built for this CUDA release run.")
-]
-ImageOption = Annotated[
-    str,
-    typer.Option("--image", metavar="REF", help="Check the requirements of this local container image."),
-]
-DeepOption = Annotated[
-    bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
-]
-ExplainOption = Annotated[bool, typer.Option("--explain", help="Print which check waits for which.")]
-FixOption = Annotated[
-    bool,
-    typer.Option("--fix", help="Print the commands that fix the findings."),
-]
+@dataclass(frozen=True)
+class DiagnosisOptions:
+    """The options of a diagnosis; of these --compare takes only `strict`."""
+
+    only: Annotated[
+        Strings,
+        typer.Option(
+            "--only", metavar="ID,...", help="Run only these checks.", autocompletion=completion.checks
+        ),
+    ] = None
+    skip: Annotated[
+        Strings,
+        typer.Option(
+            "--skip",
+            metavar="ID,...[:REASON]",
+            help="Skip these checks.",
+            autocompletion=completion.checks,
+        ),
+    ] = None
+    ignore: Annotated[
+        Strings,
+        typer.Option(
+            "--ignore",
+            metavar="ID,...[:REASON]",
+            help="Count errors of these checks as warnings; all: every check.",
+            autocompletion=completion.checks,
+        ),
+    ] = None
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.")] = False
+    preflight: Annotated[
+        Preflight | None,
+        typer.Option("--preflight", help="Report only what blocks its installation."),
+    ] = None
+    expect_gpus: Annotated[
+        int | None,
+        typer.Option("--expect-gpus", metavar="N", min=0, help="Number of GPUs that this node must have."),
+    ] = None
+    cuda: Annotated[
+        str,
+        typer.Option("--cuda", metavar="X.Y", help="Check whether programs built for this CUDA release run."),
+    ] = ""
+    image: Annotated[
+        str,
+        typer.Option("--image", metavar="REF", help="Check the requirements of this local container image."),
+    ] = ""
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
+    ] = False
+    explain: Annotated[bool, typer.Option("--explain", help="Print which check waits for which.")] = False
+
+
 ApplyOption = Annotated[
     bool, typer.Option("--apply", help="With --fix, run the commands that disrupt nothing, and check again.")
 ]
@@ -349,15 +354,6 @@ AllowOption = Annotated[
         "--allow",
         metavar="restart|drain|reboot,...",
         help="With --apply, also restart daemons, stop GPU work (drain) or reboot.",
-    ),
-]
-ChecksArgument = Annotated[
-    Strings,
-    typer.Argument(
-        metavar="[ID]...",
-        help="Checks to run, as --only; with --compare, reports.",
-        show_default="all",
-        autocompletion=completion.checks,
     ),
 ]
 FileOption = Annotated[
@@ -376,18 +372,17 @@ CompareOption = Annotated[
 @verb(doctor_app, "doctor", "DoctorReport")
 def doctor(
     session: Session,
-    checks: ChecksArgument = None,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    ignore: IgnoreOption = None,
-    strict: StrictOption = False,
-    preflight: PreflightOption = None,
-    expect_gpus: ExpectOption = None,
-    cuda: CudaOption = "",
-    image: ImageOption = "",
-    deep: DeepOption = False,
-    explain: ExplainOption = False,
-    fix: FixOption = False,
+    checks: Annotated[
+        Strings,
+        typer.Argument(
+            metavar="[ID]...",
+            help="Checks to run, as --only; with --compare, reports.",
+            show_default="all",
+            autocompletion=completion.checks,
+        ),
+    ] = None,
+    options: DiagnosisOptions = DiagnosisOptions(),
+    fix: Annotated[bool, typer.Option("--fix", help="Print the commands that fix the findings.")] = False,
     apply: ApplyOption = False,
     allow: AllowOption = None,
     compare: CompareOption = False,
@@ -412,27 +407,25 @@ def doctor(
     """
     _check_output(session, output_file, compare=compare, fix=fix)
     if compare:
-        selecting = {"only": only, "skip": skip, "ignore": ignore, "preflight": preflight}
-        asking = {"expect_gpus": expect_gpus, "cuda": cuda, "image": image, "deep": deep, "explain": explain}
-        _refuse_diagnosis_options(session.host, **selecting, **asking)
+        _refuse_diagnosis_options(session.host, options)
         from gpunode.commands import doctor_compare
 
-        return _with_output_file(output_file, doctor_compare.run(checks or (), strict=strict))
+        return _with_output_file(output_file, doctor_compare.run(checks or (), strict=options.strict))
     allowed = tuple(allow or ())
     if fixing := bool(fix or apply or allow):
         from gpunode.commands import doctor_fix
 
         doctor_fix.refuse(fix, apply, allowed)
     _refuse_files(checks or ())
-    ids = (*(checks or ()), *(only or ()))
-    selection = selected(ids, skip or (), ignore or (), preflight.value if preflight else "")
-    refuse_no_release(cuda)
-    questions = Questions(expect_gpus, cuda, image, deep)
+    ids = (*(checks or ()), *(options.only or ()))
+    preflight = options.preflight.value if options.preflight else ""
+    selection = selected(ids, options.skip or (), options.ignore or (), preflight)
+    refuse_no_release(options.cuda)
+    questions = Questions(options.expect_gpus, options.cuda, options.image, options.deep)
+    host, progress, strict = session.host, session.progress, options.strict
     if fixing:
-        return run_fix(
-            session.host, session.progress, selection, questions, strict=strict, apply=apply, allow=allowed
-        )
-    result = run(session.host, session.progress, selection, questions, strict=strict, explain=explain)
+        return run_fix(host, progress, selection, questions, strict=strict, apply=apply, allow=allowed)
+    result = run(host, progress, selection, questions, strict=strict, explain=options.explain)
     return _with_output_file(output_file, result)
 
 
@@ -454,7 +447,7 @@ def _with_output_file(path: str, result: Result) -> Result:
 def _check_output(session: Session, path: str, **verbs: bool) -> None:
     """Refuse options that only apply to a whole report when others are given, and an impossible path at
     once."""
-    output = session.chosen["output"] or Output.TABLE
+    output = session.options.format
     flags = [f"--{name}" for name, value in verbs.items() if value]
     if len(flags) > 1:
         raise UsageError(f"{' and '.join(flags)} are different things", hint="choose one of them")
@@ -467,11 +460,11 @@ def _check_output(session: Session, path: str, **verbs: bool) -> None:
         )
     if path not in ("", "-"):
         suffix, form = PurePath(path).suffix, output_for(path)
-        if form not in (None, Output.TABLE) and session.chosen["output"] not in (None, form):
+        if form not in (None, Output.TABLE) and session.options.output not in (None, form):
             raise UsageError(
                 f"-o {output} contradicts the name {path}", hint=f"leave out -o: {suffix} is enough"
             )
-        if suffix and session.chosen["output"] is None and form is None:
+        if suffix and session.options.output is None and form is None:
             raise UsageError(
                 f"--output-file {path}: {suffix!r} is not the ending of a report",
                 hint="use .html, .json, .yaml, .prom or .txt, or choose the format with -o",
@@ -479,15 +472,13 @@ def _check_output(session: Session, path: str, **verbs: bool) -> None:
         session.host.refuse_output(path)
 
 
-def _refuse_diagnosis_options(host: Host, **options: object) -> None:
+def _refuse_diagnosis_options(host: Host, options: DiagnosisOptions) -> None:
     """--compare reads saved reports and no node, so an option for a diagnosis would have no effect. Options
     that the environment sets for every doctor apply to the other runs."""
-    for name, value in options.items():
-        # 0 == False, and --expect-gpus 0 was given
-        unset = value is None or value is False or value in ("", [])
-        if not unset and not host.environ.get(f"GPUNODE_DOCTOR_{name.upper()}"):
-            option = f"--{name.replace('_', '-')}"
+    for flag in changed(options):
+        variable = f"GPUNODE_DOCTOR_{flag.removeprefix('--').replace('-', '_').upper()}"
+        if flag != "--strict" and not host.environ.get(variable):
             raise UsageError(
-                f"{option} is for a diagnosis, and --compare reads reports that were made",
-                hint=f"give {option} to the gpunode doctor that makes them",
+                f"{flag} is for a diagnosis, and --compare reads reports that were made",
+                hint=f"give {flag} to the gpunode doctor that makes them",
             )

@@ -1,5 +1,6 @@
 """Options that several commands share, with their help."""
 
+import inspect
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +32,16 @@ def duration_option(*flags: str, least: float, default: float | str, help: str) 
 
     shown_default = default if isinstance(default, str) else f"{default:g}s"
     return typer.Option(*flags, parser=parse, metavar="DURATION", help=help, show_default=shown_default)
+
+
+def changed(group: Any) -> dict[str, Any]:
+    """The options of a dataclass (see `session.verb`) that differ from their defaults, by flag."""
+    options = inspect.signature(type(group), eval_str=True).parameters
+    return {
+        option.annotation.__metadata__[0].param_decls[0]: getattr(group, name)
+        for name, option in options.items()
+        if getattr(group, name) != option.default
+    }
 
 
 LOCK_SECONDS = 600.0

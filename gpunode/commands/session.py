@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import re
@@ -11,7 +10,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import partial, wraps
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
@@ -20,18 +20,32 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gpunode.commands.help_page import DASHES, HelpCommand, flag_of, variables_of
-from gpunode.output.render import ENVELOPES, Color, Output, PlainOutput
+from gpunode.errors import GpunodeError, UsageError
+from gpunode.output.render import (
+    ENVELOPES,
+    Color,
+    Output,
+    PlainOutput,
+    StderrProgress,
+    document,
+    output_failed,
+    output_for,
+    printable,
+    render,
+    render_error,
+    say,
+)
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Result
 
 if TYPE_CHECKING:
-    from gpunode.errors import GpunodeError
     from gpunode.host import Host
-    from gpunode.output.render import StderrProgress
-    from gpunode.output.result import Block, ExitCode, Result
     from gpunode.plugin.config.watch import Hangup
 
-# `gpunode --version` needs no more; the first command loads the machine, errors and results
+# `gpunode --version` needs no more; the first command loads the machine
 
-Command = Callable[..., "Result"]
+Command = Callable[..., Result]
+Variables = Mapping[str, tuple[str, ...]]
+"""Options that a variable sets, by variable: the option's flags and the value."""
 DOCUMENTED = ("DoctorReport",)
 """Kinds of result that are also drawn as a page and as metrics."""
 READING = (
@@ -50,33 +64,6 @@ _PATH = re.compile(r"(?<![\w.:/-])/[a-z]+/[\w./@-]*\w")
 """An absolute path in a message."""
 
 
-@dataclass(frozen=True)
-class Session:
-    """The global options as one command sees them: `chosen` are the options, `kind` is the result's."""
-
-    host: Host
-    progress: StderrProgress
-    kind: str = ""
-    chosen: dict[str, Any] = field(default_factory=dict)
-
-    def confirm(self, question: str) -> bool:
-        """Whether the user confirms on a terminal; False at once without a terminal, and at the end of the
-        input."""
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            return False
-        sys.stderr.write(f"{question} [y/N] ")
-        sys.stderr.flush()
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-    def show(self, *blocks: Block) -> None:
-        """Print a part of the result now, while the command runs. JSON and YAML are printed at the end."""
-        from gpunode.output.render import render
-        from gpunode.output.result import Result
-
-        if (self.chosen["output"] or Output.TABLE) is Output.TABLE:
-            render(Result(self.kind, blocks=blocks), Output.TABLE, self.chosen["color"] or Color.AUTO)
-
-
 # The global options, and the decorator that makes a function a command.
 
 
@@ -92,19 +79,14 @@ _ROOT = (
 )
 
 
-def _global_options(
+@dataclass(frozen=True)
+class GlobalOptions:
+    """The options of every command."""
+
     root: Annotated[
         Path | None, _option("--root", env="ROOT", metavar="PATH", text=_ROOT, show_default="/")
-    ] = None,
-    output: Annotated[
-        Output | None,
-        _option(
-            "-o",
-            "--output",
-            **_FORMAT,
-            text=_FORMATS,
-        ),
-    ] = None,
+    ] = None
+    output: Annotated[Output | None, _option("-o", "--output", **_FORMAT, text=_FORMATS)] = None
     color: Annotated[
         Color | None,
         _option(
@@ -114,23 +96,31 @@ def _global_options(
             text="Use color: auto, always or never.",
             show_default="auto",
         ),
-    ] = None,
+    ] = None
     verbose: Annotated[
         bool, _option("-v", "--verbose", env="VERBOSE", text="Print each command that is run.")
-    ] = False,
+    ] = False
     quiet: Annotated[
         bool, _option("-q", "--quiet", env="QUIET", text="Print data, warnings and errors only.")
-    ] = False,
-    debug: Annotated[bool, _option("--debug", env="DEBUG", text="Print tracebacks of errors.")] = False,
-) -> None:
-    """The options of every command; only the signature is used."""
+    ] = False
+    debug: Annotated[bool, _option("--debug", env="DEBUG", text="Print tracebacks of errors.")] = False
+
+    @property
+    def format(self) -> Output:
+        """The requested output format, or the default."""
+        return Output(self.output or Output.TABLE)
 
 
 def _with_output(annotation: Any) -> list[inspect.Parameter]:
     return [p.replace(annotation=annotation) if p.name == "output" else p for p in _GLOBALS.values()]
 
 
-_GLOBALS = inspect.signature(_global_options, eval_str=True).parameters
+def _options_of(group: Any) -> Mapping[str, inspect.Parameter]:
+    """The options of a dataclass, one per field."""
+    return inspect.signature(group, eval_str=True).parameters
+
+
+_GLOBALS = _options_of(GlobalOptions)
 _SHORT = Annotated[PlainOutput | None, _option("-o", **_FORMAT, text="Output format: table, json or yaml.")]
 _PLAIN = Annotated[
     PlainOutput | None, _option("-o", "--output", **_FORMAT, text="Output format: table, json or yaml.")
@@ -140,7 +130,7 @@ _PLAIN = Annotated[
 def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
     """For the root callback: the same options before the command's name become the command's defaults."""
 
-    @functools.wraps(function)
+    @wraps(function)
     def call(context: typer.Context, **options: Any) -> Any:
         context.obj = {name: options.pop(name) for name in _GLOBALS}
         return function(**options)
@@ -171,7 +161,6 @@ def verb(
     globals_ = documented if kind in DOCUMENTED else _with_output(_SHORT if own_output else _PLAIN)
 
     def register(function: Command) -> Command:
-        function.__annotations__.pop("return", None)  # a name that is only defined for type checkers
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
         groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
         own = [
@@ -181,15 +170,14 @@ def verb(
             if option.kind is not inspect.Parameter.VAR_KEYWORD
         ]
 
-        @functools.wraps(function)
+        @wraps(function)
         def call(context: typer.Context, **options: Any) -> None:
             local = {option: options.pop(option) for option in _GLOBALS}
             outer = context.find_root().obj or {}
-            global_options = {option: local[option] or outer.get(option) for option in _GLOBALS}
-            global_options["output"] = Output(global_options["output"]) if global_options["output"] else None
-            global_options["variables"] = _variables(context)
-            for name, group in groups.items():
-                options[name] = group(**{option: options.pop(option) for option in _options_of(group)})
+            merged: dict[str, Any] = {name: local[name] or outer.get(name) for name in _GLOBALS}
+            chosen = GlobalOptions(**merged)
+            for parameter, group in groups.items():
+                options[parameter] = group(**{option: options.pop(option) for option in _options_of(group)})
 
             def checked(session: Session) -> Result:
                 names = {name for name in os.environ if name.startswith("GPUNODE_")} - NO_OPTION
@@ -199,7 +187,8 @@ def verb(
                     check_environment(context, {name: os.environ[name] for name in names})
                 return function(session, **options)
 
-            raise SystemExit(run_command(kind, global_options, checked, service(options)))
+            run = partial(_run, kind, chosen, _variables(context), checked)
+            raise SystemExit(_serve(run) if service(options) else _interruptible(run))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         _sign(call, [context, *own, *globals_])
@@ -209,12 +198,7 @@ def verb(
     return register
 
 
-def _options_of(group: Any) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(group, eval_str=True).parameters
-
-
-def _variables(context: typer.Context) -> dict[str, tuple[str, ...]]:
-    """Options that a variable sets, by variable: the option's flags and the value."""
+def _variables(context: typer.Context) -> Variables:
     options = [option for option in context.command.params if option.name]
     by_variable = {variable: option for option in options if (variable := _variable(context, option))}
     return {name: (*option.opts, *_values(option, os.environ[name])) for name, option in by_variable.items()}
@@ -247,65 +231,68 @@ def _sign(call: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> 
 
 
 @dataclass(frozen=True)
-class Form:
-    """Output settings."""
+class Session:
+    """What one command works with; `kind` is its result's."""
 
+    host: Host
+    progress: StderrProgress
     kind: str
-    output: Output
-    color: Color
-    debug: bool
-    quiet: bool = False
-    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: GlobalOptions
+
+    def confirm(self, question: str) -> bool:
+        """Whether the user confirms on a terminal; False at once without a terminal, and at the end of the
+        input."""
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            return False
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    def show(self, *blocks: Block) -> None:
+        """Print a part of the result now, while the command runs. JSON and YAML are printed at the end."""
+        if self.options.format is Output.TABLE:
+            render(Result(self.kind, blocks=blocks), Output.TABLE, self.options.color or Color.AUTO)
 
 
-def run_command(
-    kind: str, global_options: dict[str, Any], command: Callable[[Session], Result], service: bool = False
-) -> int:
-    """Run one command; every outcome becomes a rendered result and an exit code.
+def _interruptible(run: Callable[[], int]) -> int:
+    """Run a command; SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    return run()
 
-    SIGTERM and SIGHUP interrupt a command as Ctrl-C does. For a `service`, signals that arrive while it
-    starts are delivered once its handlers exist (`until_signal`), and later ones can't change its outcome.
-    """
-    if not service:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-        return _run(kind, global_options, command)
+
+def _serve(run: Callable[[], int]) -> int:
+    """Run a service. Signals that arrive while it starts are delivered once its handlers exist
+    (`until_signal`), and later ones can't change its outcome."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDING, *HELD))
     for number in (*_ENDING, *HELD):
         signal.signal(number, lambda *_: None)  # SIG_IGN would drop pending signals
-    code = _run(kind, global_options, command)
+    code = run()
     for number in (*_ENDING, *HELD):
         signal.signal(number, signal.SIG_IGN)  # at exit Python restores the default of its own handlers
     return code
 
 
-def _run(kind: str, global_options: dict[str, Any], command: Callable[[Session], Result]) -> int:
-    from gpunode.errors import GpunodeError, UsageError
-    from gpunode.output.render import render_error
-    from gpunode.output.result import ExitCode
-
-    form = Form(
-        kind,
-        global_options["output"] or Output.TABLE,
-        global_options["color"] or Color.AUTO,
-        bool(global_options["debug"]),
-        bool(global_options.get("quiet")),
-        global_options.get("variables", {}),
-    )
+def _run(
+    kind: str, options: GlobalOptions, variables: Variables, command: Callable[[Session], Result]
+) -> int:
+    """Run one command; every outcome becomes a rendered result and an exit code."""
+    report = partial(_report, kind, options, variables)
+    output = options.format
     try:
-        _refuse(kind, form.output)
-        if form.quiet and global_options["verbose"]:
+        if output not in (Output.TABLE, *ENVELOPES) and kind not in DOCUMENTED:
+            raise UsageError(f"this command has no -o {output}", hint="only gpunode doctor has; use -o json")
+        if options.quiet and options.verbose:
             raise UsageError("--quiet and --verbose exclude each other", hint="give one of them")
-        with _session(kind, global_options) as session:
+        with _session(kind, options) as session:
             result = command(session)
         if result.file:
-            _write(result, form)
+            _write(result, options)
     except GpunodeError as error:
-        return _report(form, error)
+        return report(error)
     except KeyboardInterrupt:
-        stopped = GpunodeError("interrupted", code="interrupted", exit_code=ExitCode.INTERRUPTED)
-        return _report(form, stopped)
+        return report(GpunodeError("interrupted", code="interrupted", exit_code=ExitCode.INTERRUPTED))
     except Exception as error:  # noqa: BLE001 - the last line of defence: a bug is reported as one
         if isinstance(error, FileNotFoundError) and _directory_deleted():
             missing = GpunodeError(
@@ -313,14 +300,14 @@ def _run(kind: str, global_options: dict[str, Any], command: Callable[[Session],
                 hint="change to a directory that exists: cd /",
                 code="no-cwd",
             )
-            return _report(form, missing)
+            return report(missing)
         bug = GpunodeError(
             f"{type(error).__name__}: {error}",
             code="internal",
             hint="this is a bug in gpunode; run the same command with --debug and report what it prints",
         )
-        return _report(form, bug)
-    if not result.file and not _shown(result, form):
+        return report(bug)
+    if not result.file and not _shown(result, options):
         return ExitCode.FAILED
     for info in result.errors:
         render_error(GpunodeError(info.message, hint=info.hint))
@@ -335,47 +322,35 @@ def _directory_deleted() -> bool:
     return False
 
 
-def _refuse(kind: str, output: Output) -> None:
-    """Check the output file before anything is done, so that no node is changed without a result."""
-    from gpunode.errors import UsageError
-
-    if output not in (Output.TABLE, *ENVELOPES) and kind not in DOCUMENTED:
-        raise UsageError(f"this command has no -o {output}", hint="only gpunode doctor has; use -o json")
-
-
-def _write(result: Result, form: Form) -> None:
+def _write(result: Result, options: GlobalOptions) -> None:
     """Write to the requested file, on this machine whatever --root is."""
     from gpunode.host import Host
-    from gpunode.output.render import document, output_for, say
 
-    output = form.output
+    output = options.format
     if output is Output.TABLE:
         output = output_for(result.file) or output
     text = document(result, output)
     Host(Path("/")).write_atomic(
         str(Path(result.file).absolute()), text.encode("utf-8", "backslashreplace"), mode=0o644
     )
-    if not form.quiet:
+    if not options.quiet:
         say(f"wrote {result.file}")
 
 
 @contextmanager
-def _session(kind: str, global_options: dict[str, Any]) -> Iterator[Session]:
+def _session(kind: str, options: GlobalOptions) -> Iterator[Session]:
     from gpunode.host import Host
-    from gpunode.output.render import StderrProgress
 
-    progress = StderrProgress(int(global_options["verbose"] or 0), bool(global_options.get("quiet")))
-    with _root(kind, (global_options["root"] or Path("/")).absolute().resolve()) as root:
+    progress = StderrProgress(bool(options.verbose), bool(options.quiet))
+    with _root(kind, (options.root or Path("/")).absolute().resolve()) as root:
         host = Host(root, dict(os.environ), progress.trace)
         _ = host.recording  # a malformed recording is one error now, not one in every check
-        yield Session(host, progress, kind, global_options)
+        yield Session(host, progress, kind, options)
 
 
 @contextmanager
 def _root(kind: str, root: Path) -> Iterator[Path]:
     """The directory to act on; a support bundle is unpacked for the duration of the command."""
-    from gpunode.errors import UsageError
-
     try:
         is_directory, packed = root.is_dir(), root.is_file()
     except PermissionError as error:
@@ -406,8 +381,6 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
 def _named_in_errors(root: Path) -> Iterator[None]:
     """Add the root to an error that names a file, because the file is below it. A path of the command line
     stays as it was typed; it may be of this machine."""
-    from gpunode.errors import GpunodeError
-
     try:
         yield
     except GpunodeError as error:
@@ -423,24 +396,20 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _report(form: Form, error: GpunodeError) -> ExitCode:
-    from gpunode.output.render import printable, render_error
-    from gpunode.output.result import ExitCode, Result
-
-    if form.debug:
+def _report(kind: str, options: GlobalOptions, variables: Variables, error: GpunodeError) -> ExitCode:
+    if options.debug:
         import traceback
 
         sys.stderr.write(printable(traceback.format_exc()))  # it can contain untrusted text as well
     if error.exit_code == ExitCode.USAGE:
-        error.message += _set_by(form.variables, error.message)
+        error.message += _set_by(variables, error.message)
     render_error(error)
-    if form.output in ENVELOPES:
-        failed = Result(form.kind, status="error", exit_code=error.exit_code, errors=(error.info(),))
-        _shown(failed, form)
+    if options.format in ENVELOPES:
+        _shown(Result(kind, status="error", exit_code=error.exit_code, errors=(error.info(),)), options)
     return error.exit_code
 
 
-def _set_by(variables: Mapping[str, tuple[str, ...]], message: str) -> str:
+def _set_by(variables: Variables, message: str) -> str:
     """Notes that name the variables which set the options and values of a message, because the user may not
     know of them."""
     words = set(re.findall(r"[^\s'\",;:()]+", message))
@@ -448,13 +417,10 @@ def _set_by(variables: Mapping[str, tuple[str, ...]], message: str) -> str:
     return f" (set by {', '.join(names)})" if names else ""
 
 
-def _shown(result: Result, form: Form) -> bool:
+def _shown(result: Result, options: GlobalOptions) -> bool:
     """Print to stdout; if that fails, report it on stderr."""
-    from gpunode.errors import GpunodeError
-    from gpunode.output.render import render, render_error
-
     try:
-        render(result, form.output, form.color)
+        render(result, options.format, options.color or Color.AUTO)
     except GpunodeError as error:
         render_error(error)
         return False
@@ -473,8 +439,6 @@ def run_app(app: typer.Typer, argv: Sequence[str]) -> int:
         code = _parsed(app, argv)
         sys.stdout.flush()  # what --help and --version print is still in the buffer
     except OSError as error:
-        from gpunode.output.render import output_failed, render_error
-
         failed = output_failed(error)
         if failed is not None:
             render_error(failed)
@@ -559,9 +523,6 @@ def _path(app: typer.Typer, argv: Sequence[str]) -> str:
 
 def _usage(error: Any, argv: Sequence[str], path: str) -> int:
     """Report an invalid line; `path` is the command that it names."""
-    from gpunode.output.render import render, say
-    from gpunode.output.result import ErrorInfo, ExitCode, Result
-
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stderr.write(f"{error.format_message()}\n")
         return ExitCode.USAGE

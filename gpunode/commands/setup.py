@@ -6,7 +6,7 @@ Each step is one of gpunode's own commands; setup_steps.py defines steps and run
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +39,7 @@ from gpunode.commands.options import (
     ServerOption,
     SocketOption,
     YesOption,
+    changed,
     duration_option,
 )
 from gpunode.commands.session import Session, verb
@@ -91,36 +92,44 @@ class PluginWay(StrEnum):
     DAEMONSET = "daemonset"
 
 
-KubernetesOption = Annotated[
-    bool,
-    typer.Option(
-        "--kubernetes",
-        help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most).",
-    ),
-]
-PluginOption = Annotated[
-    PluginWay,
-    typer.Option(
-        "--plugin", help="Run the device plugin as a systemd unit, or as a DaemonSet on all GPU nodes."
-    ),
-]
-ImageOption = Annotated[
-    str,
-    typer.Option(
-        "--image",
-        metavar="REF",
-        help="Image of the DaemonSet in your registry (docs/manifests.md).",
-        show_default=f"gpunode:{__version__}, which each node must have",
-        rich_help_panel="Kubernetes options",
-    ),
-]
-TestImageOption = Annotated[
-    str,
-    typer.Option(
-        "--test-image", metavar="REF", help="Image of the test pod.", show_default=vector_add_image()
-    ),
-]
-WaitOption = Annotated[float, duration_option("--wait", least=1, default=WAIT_SECONDS, help=WAIT)]
+@dataclass(frozen=True)
+class KubernetesOptions:
+    """The options that go with --kubernetes. An empty `node` is looked up."""
+
+    plugin: Annotated[
+        PluginWay,
+        typer.Option(
+            "--plugin", help="Run the device plugin as a systemd unit, or as a DaemonSet on all GPU nodes."
+        ),
+    ] = PluginWay.SYSTEMD
+    image: Annotated[
+        str,
+        typer.Option(
+            "--image",
+            metavar="REF",
+            help="Image of the DaemonSet in your registry (docs/manifests.md).",
+            show_default=f"gpunode:{__version__}, which each node must have",
+            rich_help_panel="Kubernetes options",
+        ),
+    ] = ""
+    test_image: Annotated[
+        str,
+        typer.Option(
+            "--test-image", metavar="REF", help="Image of the test pod.", show_default=vector_add_image()
+        ),
+    ] = ""
+    kubeconfig: PodKubeconfigOption = ""
+    kube_context: ContextOption = ""
+    server: ServerOption = ""
+    node: NodeOption = ""
+    wait: Annotated[float, duration_option("--wait", least=1, default=WAIT_SECONDS, help=WAIT)] = WAIT_SECONDS
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The options that differ from their defaults, by flag."""
+        return {
+            flag: f"{value:g}s" if flag == "--wait" else str(value) for flag, value in changed(self).items()
+        }
 
 
 @verb(setup_app, "setup", "SetupReport")
@@ -132,15 +141,14 @@ def setup(
     socket: SocketOption = "",
     restart_command: RestartCommandOption = "",
     cdi: CdiOption = False,
-    kubernetes: KubernetesOption = False,
-    plugin: PluginOption = PluginWay.SYSTEMD,
-    image: ImageOption = "",
-    test_image: TestImageOption = "",
-    kubeconfig: PodKubeconfigOption = "",
-    kube_context: ContextOption = "",
-    server: ServerOption = "",
-    node: NodeOption = "",
-    wait: WaitOption = WAIT_SECONDS,
+    kubernetes: Annotated[
+        bool,
+        typer.Option(
+            "--kubernetes",
+            help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most).",
+        ),
+    ] = False,
+    cluster: KubernetesOptions = KubernetesOptions(),
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> Result:
@@ -166,32 +174,15 @@ def setup(
         dry_run=dry_run,
         configures=True,
     )
-    if not kubernetes:
-        options = {"plugin": plugin is not PluginWay.SYSTEMD, "image": image, "test-image": test_image}
-        options |= {"kubeconfig": kubeconfig, "context": kube_context, "server": server, "node": node}
-        _refuse_without_kubernetes({**options, "wait": wait != WAIT_SECONDS})
-        return set_up_containers(
-            session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
-        )
-    goal = KubernetesGoal(
-        request,
-        Access(kubeconfig, kube_context, server, pods=True),
-        default=set_as_default,
-        cdi=cdi,
-        plugin=plugin,
-        image=image,
-        test_image=test_image,
-        node=node,
-        wait=wait,
+    if kubernetes:
+        goal = KubernetesGoal(request, cluster, default=set_as_default, cdi=cdi)
+        return set_up_kubernetes(session.host, goal, session.progress, session.show)
+    if cluster.words:
+        flag = next(iter(cluster.words))
+        raise UsageError(f"{flag} goes with --kubernetes", hint="add --kubernetes, or leave it out")
+    return set_up_containers(
+        session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
     )
-    return set_up_kubernetes(session.host, goal, session.progress, session.show)
-
-
-def _refuse_without_kubernetes(options: Mapping[str, object]) -> None:
-    """`UsageError` for an option, by its name, that requires --kubernetes."""
-    flags = [f"--{name}" for name, value in options.items() if value]
-    if flags:
-        raise UsageError(f"{flags[0]} goes with --kubernetes", hint="add --kubernetes, or leave it out")
 
 
 # What the doctor's findings mean for setup.
@@ -450,52 +441,32 @@ class KubernetesSetup:
 @dataclass(frozen=True)
 class KubernetesGoal:
     """What `setup --kubernetes` sets up. `request` is for the engine; `default`: nvidia becomes its default
-    runtime.
-
-    `image` is the DaemonSet's, `test_image` that of the verification pod. `node` is the Node's name, empty to
-    find it. `wait`: seconds for the kubelet to register the GPUs.
-    """
+    runtime."""
 
     request: Request
-    access: Access
+    options: KubernetesOptions
     default: bool = False
     cdi: bool = False
-    plugin: PluginWay = PluginWay.SYSTEMD
-    image: str = ""
-    test_image: str = ""
-    node: str = ""
-    wait: float = WAIT_SECONDS
 
-    def __post_init__(self) -> None:
-        if self.image and self.plugin is not PluginWay.DAEMONSET:
-            raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
+    @property
+    def access(self) -> Access:
+        return Access(self.options.kubeconfig, self.options.kube_context, self.options.server, pods=True)
 
     @property
     def command_line(self) -> str:
         """The equivalent command line, which continues with the remaining steps."""
-        request, access = self.request, self.access
-        options: dict[str, str | bool] = {
-            "runtime": request.runtimes[0] if request.runtimes[0] != "auto" else "",
-            "config": request.config,
-            "socket": request.socket,
-            "restart-command": request.restart_command,
-            "plugin": self.plugin.value if self.plugin is not PluginWay.SYSTEMD else "",
-            "image": self.image,
-            "test-image": self.test_image,
-            "kubeconfig": access.kubeconfig,
-            "context": access.context,
-            "server": access.server,
-            "node": self.node,
-            "wait": f"{self.wait:g}s" if self.wait != WAIT_SECONDS else "",
-            "cdi": self.cdi,
-            "set-as-default": self.default,
-            "yes": request.yes,
+        request = self.request
+        words = {
+            "--runtime": request.runtimes[0] if request.runtimes[0] != "auto" else "",
+            "--config": request.config,
+            "--socket": request.socket,
+            "--restart-command": request.restart_command,
+            **self.options.words,
         }
+        flags = {"--cdi": self.cdi, "--set-as-default": self.default, "--yes": request.yes}
         line = ["gpunode", "setup", "--kubernetes"]
-        for name, value in options.items():
-            if value:
-                line += [f"--{name}", *([value] if isinstance(value, str) else [])]
-        return shlex.join(line)
+        line += [part for flag, value in words.items() if value for part in (flag, value)]
+        return shlex.join([*line, *(flag for flag, on in flags.items() if on)])
 
 
 @dataclass(frozen=True)
@@ -524,7 +495,7 @@ class ClusterNode:
     @property
     def words(self) -> tuple[str, ...]:
         """The options by which another command finds the same node of the same cluster."""
-        node = ("--node", self.goal.node) if self.goal.node else ()
+        node = ("--node", self.goal.options.node) if self.goal.options.node else ()
         return (*node, *(self.cluster.options if self.cluster is not None else ()))
 
 
@@ -546,6 +517,8 @@ def set_up_kubernetes(host: Host, goal: KubernetesGoal, progress: Progress, show
 def prepare(host: Host, goal: KubernetesGoal, progress: Progress) -> ClusterNode:
     """`UsageError`; `PreconditionError` for a node without kubelet or engine, or a user who isn't root."""
     request = goal.request
+    if goal.options.image and goal.options.plugin is not PluginWay.DAEMONSET:
+        raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
     if host.live and not host.is_root and not request.dry_run:
         raise PreconditionError("setting a node up needs root", hint="run it again with sudo, or --dry-run")
     kubelet = find_kubelet(host, running(host))
@@ -583,7 +556,7 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
 
 
 def _report(at: ClusterNode, walked: Walked, go_on: str) -> Result:
-    data = KubernetesSetup(at.engine, at.goal.plugin.value, walked.steps, go_on, at.request.dry_run)
+    data = KubernetesSetup(at.engine, at.goal.options.plugin.value, walked.steps, go_on, at.request.dry_run)
     blocks = (overview(walked.steps), *_closing_lines(at, walked, go_on))
     failure = walked.failure
     if failure is None:
@@ -706,10 +679,10 @@ def _gpu_label(at: ClusterNode) -> Step:
     """Label of the nodes with GPUs, where the DaemonSet runs: by NFD, or this one."""
     key = present("nvidia")
     if at.cluster is not None:
-        name, _ = node_name(at.host, at.goal.node, at.cluster.node)
+        name, _ = node_name(at.host, at.goal.options.node, at.cluster.node)
         words = at.cluster.options
     else:
-        name, words = at.goal.node or at.host.environ.get("NODE_NAME") or "NAME", ()
+        name, words = at.goal.options.node or at.host.environ.get("NODE_NAME") or "NAME", ()
     command = kubectl(at.host, words, "label", "node", name, f"{key}=true")
 
     def look() -> State:
@@ -724,7 +697,7 @@ def _gpu_label(at: ClusterNode) -> Step:
 
     def label(dry_run: bool) -> Result:
         assert at.cluster is not None  # `look` has skipped the step
-        place = node_object.place_in(at.cluster, at.host, at.goal.node, dry_run)
+        place = node_object.place_in(at.cluster, at.host, at.goal.options.node, dry_run)
         return set_label(at.host, place, key, "true", at.progress)
 
     return Step("node-label", command, look, label)
@@ -750,20 +723,22 @@ def set_label(host: Host, at: node_object.Place, key: str, value: str, progress:
 
 def _plugin(at: ClusterNode) -> tuple[Step, ...]:
     host, goal, progress, dry_run = at.host, at.goal, at.progress, at.request.dry_run
-    if goal.plugin is PluginWay.SYSTEMD:
-        return (service_step(host, goal.cdi, goal.wait, progress, dry_run=dry_run),)
+    if goal.options.plugin is PluginWay.SYSTEMD:
+        return (service_step(host, goal.cdi, goal.options.wait, progress, dry_run=dry_run),)
 
     def desired_plugin() -> PluginSet:
         kubelet = find_kubelet(host, running(host))
         options = manifests.PluginOptions(
-            image=goal.image,
+            image=goal.options.image,
             runtime_class=at.handler,
             cdi=goal.cdi,
             kubelet_root=root_directory(kubelet),
         )
         return manifests.plugin_set(host, options)
 
-    step = daemon_set_step(host, at.cluster, desired_plugin, goal.image, goal.wait, progress, dry_run=dry_run)
+    step = daemon_set_step(
+        host, at.cluster, desired_plugin, goal.options.image, goal.options.wait, progress, dry_run=dry_run
+    )
     return _gpu_label(at), step
 
 
@@ -775,8 +750,8 @@ def _verify(at: ClusterNode) -> tuple[Step, ...]:
 
     def prove() -> Result:
         request = verify_kubernetes.PodRequest(
-            image=at.goal.test_image,
-            node=at.goal.node,
+            image=at.goal.options.test_image,
+            node=at.goal.options.node,
             resource=_resource(at.host),
             runtime_class=verify_kubernetes.AUTO if at.handler else "",
             access=at.goal.access,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -18,6 +18,7 @@ from gpunode.commands.options import (
     PodKubeconfigOption,
     ServerOption,
     SocketOption,
+    changed,
     duration_option,
 )
 from gpunode.commands.session import Session, verb
@@ -261,69 +262,70 @@ class Place(StrEnum):
     KUBERNETES = "kubernetes"
 
 
-ImageOption = Annotated[
-    str,
-    typer.Option(
-        "--image",
-        metavar="REF",
-        help="Run the vectoradd program of this image instead; an engine must have it.",
-        show_default=f"for a pod {vector_add_image()}",
-    ),
-]
-CdiOption = Annotated[
-    bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")
-]
-TimeoutOption = Annotated[
-    float | None,
-    duration_option(
-        "--timeout",
-        least=1,
-        default="60s, for a pod 5m",
-        help="Time limit for each device, or for the pod.",
-    ),
-]
-NamespaceOption = Annotated[
-    str,
-    typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.", show_default="the context's"),
-]
-ResourceOption = Annotated[
-    str,
-    typer.Option(
-        "--resource",
-        metavar="NAME",
-        help="Resource that the pod requests.",
-        show_default="nvidia.com/gpu",
-        autocompletion=resources,
-    ),
-]
-ClassOption = Annotated[
-    str,
-    typer.Option(
-        "--runtime-class",
-        metavar="NAME",
-        help="RuntimeClass of the pod; auto: nvidia if it exists; empty: none.",
-        autocompletion=one_of("auto", "nvidia"),
-    ),
-]
+@dataclass(frozen=True)
+class PodOptions:
+    """The options that go with --on kubernetes."""
+
+    namespace: Annotated[
+        str,
+        typer.Option(
+            "--namespace", metavar="NAME", help="Namespace of the pod.", show_default="the context's"
+        ),
+    ] = ""
+    resource: Annotated[
+        str,
+        typer.Option(
+            "--resource",
+            metavar="NAME",
+            help="Resource that the pod requests.",
+            show_default="nvidia.com/gpu",
+            autocompletion=resources,
+        ),
+    ] = ""
+    runtime_class: Annotated[
+        str,
+        typer.Option(
+            "--runtime-class",
+            metavar="NAME",
+            help="RuntimeClass of the pod; auto: nvidia if it exists; empty: none.",
+            autocompletion=one_of("auto", "nvidia"),
+        ),
+    ] = "auto"
+    node: NodeOption = ""
+    kubeconfig: PodKubeconfigOption = ""
+    kube_context: ContextOption = ""
+    server: ServerOption = ""
 
 
 @verb(verify_app, "verify", "Verification")
 def verify(
     session: Session,
     on: Annotated[Place, typer.Option("--on", help="Where the CUDA program runs.")] = Place.HOST,
-    image: ImageOption = "",
+    image: Annotated[
+        str,
+        typer.Option(
+            "--image",
+            metavar="REF",
+            help="Run the vectoradd program of this image instead; an engine must have it.",
+            show_default=f"for a pod {vector_add_image()}",
+        ),
+    ] = "",
     runtime_name: NameOption = "nvidia",
     config: ConfigOption = "",
     socket: SocketOption = "",
-    timeout: TimeoutOption = None,
-    cdi: CdiOption = False,
-    namespace: NamespaceOption = "",
-    resource: ResourceOption = "",
-    runtime_class: ClassOption = "auto",
-    node: NodeOption = "",
-    kubeconfig: PodKubeconfigOption = "",
-    kube_context: ContextOption = "",
-    server: ServerOption = "",
+    timeout: Annotated[
+        float | None,
+        duration_option(
+            "--timeout",
+            least=1,
+            default="60s, for a pod 5m",
+            help="Time limit for each device, or for the pod.",
+        ),
+    ] = None,
+    cdi: Annotated[
+        bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")
+    ] = False,
+    pod: PodOptions = PodOptions(),
 ) -> Result:
     """Run a CUDA program on every GPU and check the result. MIG devices are included.
 
@@ -336,24 +338,19 @@ def verify(
 
     gpunode verify --on kubernetes --kubeconfig ~/.kube/config
     """
-    of_pod = {
-        **{"--namespace": namespace, "--resource": resource, "--runtime-class": runtime_class != "auto"},
-        **{"--node": node, "--kubeconfig": kubeconfig, "--context": kube_context, "--server": server},
-    }
-    pod = next((flag for flag, value in of_pod.items() if value), "")
-    _refuse_contradictions(on, image, socket, config, cdi=cdi, pod=pod)
+    _refuse_contradictions(on, image, socket, config, cdi=cdi, pod=next(iter(changed(pod)), ""))
     if on is Place.KUBERNETES:
         from gpunode.commands import verify_kubernetes
 
         pod_request = verify_kubernetes.PodRequest(
             image=image,
-            namespace=namespace,
-            node=node,
-            resource=resource or "nvidia.com/gpu",
-            runtime_class=runtime_class,
+            namespace=pod.namespace,
+            node=pod.node,
+            resource=pod.resource or "nvidia.com/gpu",
+            runtime_class=pod.runtime_class,
             runtime_name=runtime_name,
             timeout=timeout or verify_kubernetes.SECONDS,
-            access=Access(kubeconfig, kube_context, server, pods=True),
+            access=Access(pod.kubeconfig, pod.kube_context, pod.server, pods=True),
         )
         return verify_kubernetes.run(session.host, pod_request, session.progress)
     if on is Place.HOST:
