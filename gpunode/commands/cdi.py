@@ -223,7 +223,13 @@ def cdi_list(
     for directory in spec_dir or ():
         if not session.host.is_dir(directory):
             raise UsageError(f"--spec-dir {directory}: there is no such directory", hint="--spec-dir /DIR")
-    return list_devices(session.host, tuple(spec_dir or DIRECTORIES))
+    host, directories = session.host, tuple(spec_dir or DIRECTORIES)
+    specs, module = vendor_specs(host, directories), loaded_module(host)
+    devices = listed(host, specs, module.version if module else "", directories)
+    data = CdiDevices(directories, files(host, specs, installed(host)), devices)
+    unusable = any(device.state not in _STYLES for device in data.devices)
+    has_problems = unusable or any(file.problem for file in data.files)
+    return Result("CdiDevices", data, "warn" if has_problems else "ok", blocks=_blocks(data))
 
 
 @verb(cdi_app, "refresh", "CdiRefresh")
@@ -288,19 +294,6 @@ class CdiDevices:
     directories: tuple[str, ...]
     files: tuple[FileState, ...]
     devices: tuple[ListedDevice, ...]
-
-
-def list_devices(host: Host, directories: tuple[str, ...]) -> Result:
-    """List NVIDIA's devices from these directories, in the engines' order; kind CdiDevices.
-
-    Status warn if one of them can't be used.
-    """
-    specs, module = vendor_specs(host, directories), loaded_module(host)
-    devices = listed(host, specs, module.version if module else "", directories)
-    data = CdiDevices(directories, files(host, specs, installed(host)), devices)
-    unusable = any(device.state not in _STYLES for device in data.devices)
-    has_problems = unusable or any(file.problem for file in data.files)
-    return Result("CdiDevices", data, "warn" if has_problems else "ok", blocks=_blocks(data))
 
 
 def _blocks(data: CdiDevices) -> tuple[Block, ...]:

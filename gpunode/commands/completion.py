@@ -97,17 +97,6 @@ class Completion:
     script: str
 
 
-def run(shell: str) -> Result:
-    """The script alone, for ``source <(...)`` or a file; nothing is installed anywhere."""
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is private
-
-    script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell)
-    if shell == "zsh":
-        script += f"\n\n{_AUTOLOADED}"
-    lines = tuple(Text(line) for line in script.splitlines())
-    return Result("Completion", Completion(shell, script), blocks=lines)
-
-
 # `gpunode completion`.
 
 completion_app = typer.Typer(rich_markup_mode=None)
@@ -132,4 +121,10 @@ def completion(
 
     gpunode completion fish > ~/.config/fish/completions/gpunode.fish
     """
-    return run(shell.value)
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is private
+
+    script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell.value)
+    if shell is Shell.ZSH:
+        script += f"\n\n{_AUTOLOADED}"
+    lines = tuple(Text(line) for line in script.splitlines())
+    return Result("Completion", Completion(shell.value, script), blocks=lines)

@@ -114,7 +114,13 @@ def driver_plan(
 
     gpunode driver plan --branch 580 --flavour open
     """
-    return show_plan(session.host, build_wish(session.host, choice), session.progress)
+    wish = build_wish(session.host, choice)
+    check(wish)  # before the output says that the node is examined
+    with session.progress.step("looking at the GPUs, the kernel and the packages"):
+        plan = made(session.host, wish)[1]
+    blocked = bool(plan.refusals) and not plan.up_to_date  # obstacles are part of the plan, not errors
+    status = "warn" if blocked else "ok"
+    return Result(PLAN, data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
 
 
 @verb(driver_app, "install", "DriverInstallation")
@@ -202,16 +208,6 @@ def build_wish(host: Host, options: DriverOptions) -> Wish:
         fingerprints(data)  # raises for data that isn't a key
     repository = options.repository.rstrip("/")
     return Wish(options.branch, options.version, options.flavour, repository, options.hold, data)
-
-
-def show_plan(host: Host, wish: Wish, progress: Progress) -> Result:
-    """Plan and change nothing; kind DriverPlan. Obstacles are part of the plan, not errors."""
-    check(wish)  # before the output says that the node is examined
-    with progress.step("looking at the GPUs, the kernel and the packages"):
-        plan = made(host, wish)[1]
-    blocked = bool(plan.refusals) and not plan.up_to_date
-    status = "warn" if blocked else "ok"
-    return Result(PLAN, data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
 
 
 def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situation, DriverPlan]:

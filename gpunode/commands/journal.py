@@ -70,7 +70,17 @@ def journal_list(session: Session) -> Result:
 
     sudo gpunode journal list
     """
-    return list_entries(session.host)
+    journal, entries = load(session.host)
+    lines = tuple(line(journal, entry) for entry in entries)
+    known = {entry.id for entry in entries}
+    damaged = tuple(name for name in session.host.listdir(journal.directory) if name not in known)
+    data = JournalList(journal.directory, lines, damaged)
+    notes = tuple(
+        f"{journal.directory}/{name} is not a journal entry, or its manifest is damaged" for name in damaged
+    )
+    if not lines and journal.elsewhere():
+        notes = (*notes, journal.elsewhere())
+    return Result("Journal", data, messages=notes, blocks=(_block(lines, journal.directory),))
 
 
 @verb(journal_app, "show", "JournalEntry")
@@ -81,7 +91,12 @@ def journal_show(session: Session, entry: EntryArgument = "") -> Result:
 
     sudo gpunode journal show
     """
-    return show_entry(session.host, entry)
+    journal, entries = load(session.host)
+    match = _entry_of(journal, entries, entry)
+    files = tuple(_file(session.host, journal, match, file, entries) for file in match.files)
+    details = {key: value for key, value in match.manifest.items() if key != "files"}
+    data = JournalEntry(line(journal, match), files, details)
+    return Result("JournalEntry", data, blocks=_blocks(data))
 
 
 rollback_app = typer.Typer(rich_markup_mode=None)
@@ -145,21 +160,6 @@ class JournalList:
     directory: str
     entries: tuple[EntryLine, ...]
     damaged: tuple[str, ...]
-
-
-def list_entries(host: Host) -> Result:
-    """List the journal; kind Journal. `PreconditionError` if this user may not read it."""
-    journal, entries = load(host)
-    lines = tuple(line(journal, entry) for entry in entries)
-    known = {entry.id for entry in entries}
-    damaged = tuple(name for name in host.listdir(journal.directory) if name not in known)
-    data = JournalList(journal.directory, lines, damaged)
-    notes = tuple(
-        f"{journal.directory}/{name} is not a journal entry, or its manifest is damaged" for name in damaged
-    )
-    if not lines and journal.elsewhere():
-        notes = (*notes, journal.elsewhere())
-    return Result("Journal", data, messages=notes, blocks=(_block(lines, journal.directory),))
 
 
 def load(host: Host) -> tuple[Journal, tuple[Entry, ...]]:
@@ -260,17 +260,6 @@ class JournalEntry:
     entry: EntryLine
     files: tuple[JournalFile, ...]
     details: Mapping[str, Any]
-
-
-def show_entry(host: Host, name: str = "") -> Result:
-    """Show one entry, the last without a `name`; kind JournalEntry. `UsageError` for an id that doesn't
-    exist."""
-    journal, entries = load(host)
-    entry = _entry_of(journal, entries, name)
-    files = tuple(_file(host, journal, entry, file, entries) for file in entry.files)
-    details = {key: value for key, value in entry.manifest.items() if key != "files"}
-    data = JournalEntry(line(journal, entry), files, details)
-    return Result("JournalEntry", data, blocks=_blocks(data))
 
 
 def _entry_of(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:

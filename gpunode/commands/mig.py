@@ -50,7 +50,15 @@ def mig_list(
 
     sudo gpunode mig list --profiles
     """
-    return list_layouts(session.host, session.progress, profiles=profiles)
+    layouts = look(session.host, session.progress)
+    details = _profiles(layouts) if profiles else _layouts(layouts)
+    heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
+    blocks = (heading, *details) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
+    errors = tuple(unreadable(layouts, placements=profiles))
+    notes = plan_command.unfinished_notes(session.host, layouts)
+    if not errors:
+        return Result("MigLayout", layouts, messages=notes, blocks=blocks)
+    return Result("MigLayout", layouts, "fail", exit_code(errors), notes, errors, blocks)
 
 
 @verb(mig_app, "export", "MigExport")
@@ -72,7 +80,20 @@ def mig_export(
 
     sudo gpunode mig export --config-label today > mig.yaml
     """
-    return export_layouts(session.host, session.progress, label, format_name)
+    if format_name not in FORMATS:
+        raise UsageError(f"unknown format {format_name!r}", hint=f"known: {', '.join(FORMATS)}")
+    if _LABEL.fullmatch(label) is None:
+        raise UsageError(
+            f"{label!r} can't be a configuration's label",
+            hint="use at most 63 letters, digits, '-', '_' and '.', no sign first or last",
+        )
+    layouts = look(session.host, session.progress)
+    for error in unreadable(layouts, placements=False):  # an incomplete configuration is worse than none
+        raise GpunodeError(error.message, hint=error.hint, code=error.code, exit_code=exit_code((error,)))
+    document = export(layouts, label)
+    text = as_json(document) if format_name == "json" else as_yaml(document)
+    lines = tuple(Text(line, Style.DOCUMENT) for line in text.splitlines())
+    return Result("MigExport", Exported(label, document), messages=tuple(_notes(layouts)), blocks=lines)
 
 
 # `gpunode mig plan|apply|assert`.
@@ -197,7 +218,11 @@ def mig_apply(
         return mig_follow.watch(session.host, request, access, node)
     report_labels = node_labels or bool(kubeconfig or kube_context or server or node)
     labels = MigLabels(session.host, access, node, session.progress, report_labels)
-    return apply_command.run(session.host, request, labels, session.progress, dry_run=dry_run)
+    if persist and mode_only:
+        raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
+    if dry_run:
+        return apply_command.dry_run(session.host, request, labels, session.progress)
+    return apply_command.once(session.host, request, labels, session.progress)
 
 
 @verb(mig_app, "assert", "MigAssertion")
@@ -230,23 +255,6 @@ _INSTANCES = ("  GI", "CI", "PROFILE", "SLOTS", "MEMORY", "UUID")
 _PROFILES = ("  PROFILE", "ID", "MEMORY", "SMS", "MAX", "FREE", "STARTS:SIZE", "PARTS")
 _ROW = 76  # columns; a longer row would be folded on a usual terminal
 _LINE = 80
-
-
-def list_layouts(host: Host, progress: Progress, *, profiles: bool = False) -> Result:
-    """List the layouts, with `profiles` what each GPU supports instead; kind MigLayout.
-
-    `MigError` if NVML doesn't answer; exit 1 if a GPU can't be read, 3 if rights are missing to read its
-    instances.
-    """
-    layouts = look(host, progress)
-    details = _profiles(layouts) if profiles else _layouts(layouts)
-    heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
-    blocks = (heading, *details) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
-    errors = tuple(unreadable(layouts, placements=profiles))
-    notes = plan_command.unfinished_notes(host, layouts)
-    if not errors:
-        return Result("MigLayout", layouts, messages=notes, blocks=blocks)
-    return Result("MigLayout", layouts, "fail", exit_code(errors), notes, errors, blocks)
 
 
 def look(host: Host, progress: Progress) -> Layouts:
@@ -422,27 +430,6 @@ class Exported:
 
     label: str
     config: dict[str, Any]
-
-
-def export_layouts(
-    host: Host, progress: Progress, label: str = "current", format_name: str = "yaml"
-) -> Result:
-    """Print the configuration; kind MigExport. `GpunodeError` if a GPU can't be read: an incomplete
-    configuration would be worse than none."""
-    if format_name not in FORMATS:
-        raise UsageError(f"unknown format {format_name!r}", hint=f"known: {', '.join(FORMATS)}")
-    if _LABEL.fullmatch(label) is None:
-        raise UsageError(
-            f"{label!r} can't be a configuration's label",
-            hint="use at most 63 letters, digits, '-', '_' and '.', no sign first or last",
-        )
-    layouts = look(host, progress)
-    for error in unreadable(layouts, placements=False):
-        raise GpunodeError(error.message, hint=error.hint, code=error.code, exit_code=exit_code((error,)))
-    document = export(layouts, label)
-    text = as_json(document) if format_name == "json" else as_yaml(document)
-    lines = tuple(Text(line, Style.DOCUMENT) for line in text.splitlines())
-    return Result("MigExport", Exported(label, document), messages=tuple(_notes(layouts)), blocks=lines)
 
 
 def _notes(layouts: Layouts) -> Iterator[str]:

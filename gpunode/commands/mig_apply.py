@@ -12,7 +12,7 @@ from gpunode.cdi.build import Form, Sources
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.commands import cdi, mig_boot, mig_plan
-from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.mig import manager
 from gpunode.facts.node import Node
 from gpunode.host import Host
@@ -206,24 +206,6 @@ KIND = "MigApplication"
 _RESET_SECONDS = 300.0
 
 
-def run(
-    host: Host, request: LayoutRequest, labels: MigLabels, progress: Progress, *, dry_run: bool = False
-) -> Result:
-    """Apply; kind MigApplication, data `mig_after.MigApplication`. If nothing is to change, nothing is
-    touched.
-
-    `PreconditionError` (exit 3) before anything is changed: not root, GPU in use, not possible on this node.
-    `RolledBackError` (exit 4) if it failed and the previous layout was restored, `MigNotRestoredError` (exit
-    1) if that failed as well.
-    """
-    if request.persist and request.mode_only:
-        raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
-    if dry_run:
-        selection = mig_plan.choose(request.config_file, request.label, labels.asked)
-        return _dry_run(host, request, selection, progress)
-    return once(host, request, labels, progress)
-
-
 def once(
     host: Host,
     request: LayoutRequest,
@@ -231,7 +213,13 @@ def once(
     progress: Progress,
     shielded: Callable[[], AbstractContextManager[None]] = uninterrupted,
 ) -> Result:
-    """Apply, and report the result with these labels; see `run`. `shielded` defers signals."""
+    """Apply, and report the result with these labels; kind MigApplication. If nothing is to change,
+    nothing is touched. `shielded` defers signals.
+
+    `PreconditionError` (exit 3) before anything is changed: not root, GPU in use, not possible on this node.
+    `RolledBackError` (exit 4) if it failed and the previous layout was restored, `MigNotRestoredError` (exit
+    1) if that failed as well.
+    """
     require(host)
     unfinished_run = unfinished.load_unfinished(host)
     if (
@@ -279,7 +267,9 @@ def _continuing_arguments(request: LayoutRequest, labels: MigLabels, label: str)
     )
 
 
-def _dry_run(host: Host, request: LayoutRequest, selection: mig_plan.Chosen, progress: Progress) -> Result:
+def dry_run(host: Host, request: LayoutRequest, labels: MigLabels, progress: Progress) -> Result:
+    """What `once` would do."""
+    selection = mig_plan.choose(request.config_file, request.label, labels.asked)
     node_plan, busy = mig_plan.look_and_plan(host, selection, progress, mode_only=request.mode_only)
     notes = (*mig_plan.unfinished_notes(host, node_plan.layouts), *node_plan.notes)
     notes += mig_plan.remarks(host, node_plan.plans) if node_plan.changes else ()

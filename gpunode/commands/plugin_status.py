@@ -46,15 +46,34 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Query:
-    """Sockets; an empty one is found: that of our running plugin, else the kubelet's default. `timeout` is
-    for each query."""
+    """The command's options. An empty socket is looked up: that of our running plugin, else the kubelet's
+    default."""
 
-    kubelet_socket: str = ""
-    pod_resources_socket: str = ""
-    state_dir: str = Settings.state_dir
-    nvml: bool = True
-    every_resource: bool = False
-    timeout: float = TIMEOUT_SECONDS
+    kubelet_socket: Annotated[
+        str,
+        typer.Option(
+            "--kubelet-socket", metavar="PATH", help="Socket of the kubelet.", show_default="the plugin's"
+        ),
+    ] = ""
+    pod_resources_socket: Annotated[
+        str,
+        typer.Option(
+            "--pod-resources-socket",
+            metavar="PATH",
+            help="Socket of the kubelet's pod resources API.",
+            show_default="the plugin's",
+        ),
+    ] = ""
+    state_dir: StateDirOption = PLUGIN_STATE
+    nvml: Annotated[
+        bool,
+        typer.Option("--nvml/--no-nvml", help="Query the driver (NVML) for what the plugin doesn't report."),
+    ] = True
+    every: Annotated[bool, typer.Option("--all", help="Also show resources that aren't GPUs.")] = False
+    timeout: Annotated[
+        float,
+        duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Time limit for each request."),
+    ] = TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True)
@@ -95,19 +114,6 @@ class PluginStatus:
     left_out: tuple[LeftOut, ...]
     sockets: tuple[PluginSocket, ...]
     sources: tuple[Source, ...]
-
-
-def run(host: Host, query: Query, progress: Progress) -> Result:
-    """Kind PluginStatus; status warn if a device, a socket or a source isn't as it should be. Exit 0 either
-    way: it is information.
-
-    `PreconditionError` if no source may be read.
-    """
-    data = _gather(host, query, progress)
-    if host.live and _between_news(data):
-        host.sleep(_NEWS_SECONDS)
-        data = _gather(host, query, progress)
-    return Result("PluginStatus", data, "ok" if _is_healthy(data) else "warn", blocks=blocks(data))
 
 
 def _between_news(data: PluginStatus) -> bool:
@@ -167,7 +173,7 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
     directory = str(PurePosixPath(kubelet_socket).parent)
     kubelet = reader.query("kubelet", kubelet_socket, lambda: host.socket_state(kubelet_socket))
     free, holdings = _kubelet_answers(host, reader, query, pod_resources, directory)
-    node_facts = Known(own, free, holdings, None, query.every_resource)
+    node_facts = Known(own, free, holdings, None, query.every)
     report = make_report(node_facts)
     inventory = _inventory(host, reader, query, report.units, own, progress)
     if inventory is not None:
@@ -182,9 +188,7 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
         report.resources,
         report.units,
         report.left_out,
-        tuple(
-            socket for socket in sockets or () if query.every_resource or socket.resource or _of_gpus(socket)
-        ),
+        tuple(socket for socket in sockets or () if query.every or socket.resource or _of_gpus(socket)),
         tuple(reader.sources),
     )
 
@@ -471,39 +475,15 @@ def _socket(socket: PluginSocket) -> Text:
 
 
 @verb(plugin_app, "status", "PluginStatus")
-def plugin_status(
-    session: Session,
-    kubelet_socket: Annotated[
-        str,
-        typer.Option(
-            "--kubelet-socket", metavar="PATH", help="Socket of the kubelet.", show_default="the plugin's"
-        ),
-    ] = "",
-    pod_resources_socket: Annotated[
-        str,
-        typer.Option(
-            "--pod-resources-socket",
-            metavar="PATH",
-            help="Socket of the kubelet's pod resources API.",
-            show_default="the plugin's",
-        ),
-    ] = "",
-    state_dir: StateDirOption = PLUGIN_STATE,
-    nvml: Annotated[
-        bool,
-        typer.Option("--nvml/--no-nvml", help="Query the driver (NVML) for what the plugin doesn't report."),
-    ] = True,
-    every: Annotated[bool, typer.Option("--all", help="Also show resources that aren't GPUs.")] = False,
-    timeout: Annotated[
-        float,
-        duration_option("--timeout", least=0.1, default=TIMEOUT_SECONDS, help="Time limit for each request."),
-    ] = TIMEOUT_SECONDS,
-) -> Result:
+def plugin_status(session: Session, query: Query) -> Result:
     """Show which pod has which GPU. It also shows what is registered, and why a GPU is unhealthy.
 
     It works with any device plugin. Needs root to query the kubelet.
 
     sudo gpunode plugin status
     """
-    query = Query(kubelet_socket, pod_resources_socket, state_dir, nvml, every, timeout)
-    return run(session.host, query, session.progress)
+    data = _gather(session.host, query, session.progress)
+    if session.host.live and _between_news(data):
+        session.host.sleep(_NEWS_SECONDS)
+        data = _gather(session.host, query, session.progress)
+    return Result("PluginStatus", data, "ok" if _is_healthy(data) else "warn", blocks=blocks(data))

@@ -115,22 +115,6 @@ def data_type(kind: str) -> Any:
     return reduce(or_, types) if types else None
 
 
-def run(kind: str = "") -> Result:
-    """The schema of one kind or of `ALL`, or a list of all kinds. `UsageError` for an unknown one."""
-    if not kind:
-        kinds = tuple(ListedKind(name, command) for name, (command, _) in KINDS.items())
-        rows = tuple((Cell(listed_kind.kind, Style.COMMAND), listed_kind.command) for listed_kind in kinds)
-        return Result("SchemaList", SchemaList(kinds), blocks=(Table(("KIND", "PRINTED BY"), rows),))
-    if kind not in (*KINDS, ALL):
-        near = [name for name in KINDS if name.lower() == kind.lower()]
-        hint = f"did you mean {near[0]}?" if near else "list all kinds: gpunode schema"
-        raise UsageError(f"unknown kind {kind!r}", hint=hint)
-    schema = schema_of(KINDS if kind == ALL else [kind])
-    lines = json.dumps(schema, indent=2, ensure_ascii=False).splitlines()
-    blocks = tuple(Text(line, Style.COMMAND) for line in lines)  # a terminal wraps other text
-    return Result("Schema", SchemaDocument(kind, schema), blocks=blocks)
-
-
 # `gpunode schema`.
 
 schema_app = typer.Typer(rich_markup_mode=None)
@@ -152,4 +136,15 @@ def schema(
 
     gpunode schema DoctorReport > doctor-report.schema.json
     """
-    return run(kind)
+    if not kind:
+        kinds = tuple(ListedKind(name, command) for name, (command, _) in KINDS.items())
+        rows = tuple((Cell(listed_kind.kind, Style.COMMAND), listed_kind.command) for listed_kind in kinds)
+        return Result("SchemaList", SchemaList(kinds), blocks=(Table(("KIND", "PRINTED BY"), rows),))
+    if kind not in (*KINDS, ALL):
+        near = [name for name in KINDS if name.lower() == kind.lower()]
+        hint = f"did you mean {near[0]}?" if near else "list all kinds: gpunode schema"
+        raise UsageError(f"unknown kind {kind!r}", hint=hint)
+    whole = schema_of(KINDS if kind == ALL else [kind])
+    lines = json.dumps(whole, indent=2, ensure_ascii=False).splitlines()
+    blocks = tuple(Text(line, Style.COMMAND) for line in lines)  # a terminal wraps other text
+    return Result("Schema", SchemaDocument(kind, whole), blocks=blocks)

@@ -73,7 +73,6 @@ from gpunode.kubernetes.changes import look as look_at
 from gpunode.kubernetes.manifests import PluginSet, daemon_set, present, runtime_class
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
 from gpunode.output.typed import StrEnum
-from gpunode.packages.toolkit import Goal
 from gpunode.runtime import find
 from gpunode.runtime.engine import Request
 from gpunode.runtime.verify.container import ContainerRequest
@@ -314,7 +313,7 @@ def toolkit_step(host: Host, progress: Progress, *, dry_run: bool) -> Step:
         return State(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
 
     def install(_dry_run: bool) -> Result:
-        return toolkit.install(host, progress, Goal(), dry_run=dry_run)
+        return toolkit.install(host, progress, dry_run=dry_run)
 
     return Step("toolkit", "gpunode toolkit install", look, install)
 

@@ -59,9 +59,10 @@ from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.find import FINDERS
 
 
-@verb(toolkit_app, "install", "ToolkitInstallation")
-def toolkit_install(
-    session: Session,
+@dataclass(frozen=True)
+class InstallOptions:
+    """What to install, and from where; `from_directory` is one with the packages."""
+
     version: Annotated[
         str,
         typer.Option(
@@ -70,11 +71,11 @@ def toolkit_install(
             help="Version to install, upgrade or downgrade to, such as 1.20.0.",
             show_default="the installed, else the newest",
         ),
-    ] = "",
+    ] = ""
     upgrade: Annotated[
         bool, typer.Option("--upgrade", help="Upgrade an installed toolkit, to --version or the newest.")
-    ] = False,
-    hold: HoldOption = False,
+    ] = False
+    hold: HoldOption = False
     repository: Annotated[
         str,
         typer.Option(
@@ -83,17 +84,19 @@ def toolkit_install(
             help="URL of a mirror, without its stable/deb or stable/rpm.",
             show_default="NVIDIA's repository",
         ),
-    ] = "",
-    key: KeyOption = "",
+    ] = ""
+    key: KeyOption = ""
     from_directory: Annotated[
         str,
         typer.Option(
             "--from", metavar="DIR", help="Install the packages in this directory, without network."
         ),
-    ] = "",
-    lock_timeout: LockOption = LOCK_SECONDS,
-    dry_run: DryRunOption = False,
-) -> Result:
+    ] = ""
+    lock_timeout: LockOption = LOCK_SECONDS
+
+
+@verb(toolkit_app, "install", "ToolkitInstallation")
+def toolkit_install(session: Session, options: InstallOptions, dry_run: DryRunOption = False) -> Result:
     """Install the toolkit. It adds NVIDIA's repository and key, and disables retired and duplicate entries of
     that repository, without a question.
 
@@ -105,16 +108,7 @@ def toolkit_install(
 
     sudo gpunode toolkit install --from /media/packages
     """
-    return install(
-        session.host,
-        session.progress,
-        Goal(version, upgrade, hold),
-        repository=repository,
-        key=key,
-        directory=from_directory,
-        dry_run=dry_run,
-        lock_seconds=lock_timeout,
-    )
+    return install(session.host, session.progress, options, dry_run=dry_run)
 
 
 @verb(toolkit_app, "status", "ToolkitStatus")
@@ -123,7 +117,29 @@ def toolkit_status(session: Session) -> Result:
 
     gpunode toolkit status -o json
     """
-    return show_status(session.host, session.progress)
+    host, progress = session.host, session.progress
+    manager = find_manager(host)
+    shelf = shelf_of(host, manager)
+    desired = desired_repository()
+    repositories = judge(shelf.entries(desired), desired, shelf.address(desired), shelf.file)
+    with progress.step(f"querying {manager.name} for installed and available packages"):
+        states, trouble = _installed_states(host, manager)
+    packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
+    killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))
+    problems = (*trouble, *killed, *_problems(states, repositories))
+    version = common_version(states)
+    installed = any(state.installed for state in states.values())
+    data = ToolkitStatus(
+        manager.name, version, packages, repositories, problems, _next(version, problems, installed=installed)
+    )
+    return Result(
+        STATUS,
+        data,
+        status="warn" if problems else "ok",
+        exit_code=ExitCode.FAILED if problems else ExitCode.OK,
+        messages=_remarks(packages),
+        blocks=tuple(_status_blocks(data)),
+    )
 
 
 @verb(toolkit_app, "remove", "ToolkitRemoval")
@@ -196,19 +212,11 @@ class Intent:
 
 
 def install(
-    host: Host,
-    progress: Progress,
-    goal: Goal,
-    *,
-    repository: str = "",
-    key: str = "",
-    directory: str = "",
-    dry_run: bool = False,
-    lock_seconds: float = WAIT_SECONDS,
+    host: Host, progress: Progress, options: InstallOptions = InstallOptions(), *, dry_run: bool = False
 ) -> Result:
-    """Install, or report what would be done; kind ToolkitInstallation. `key` is a file, `directory` one with
-    the packages."""
-    desired = _check(host, goal.version, repository, key, directory)
+    """Install, or report what would be done; kind ToolkitInstallation."""
+    goal, directory = Goal(options.version, options.upgrade, options.hold), options.from_directory
+    desired = _check(host, options)
     manager = find_manager(host)
     if not dry_run:
         require_live(host)
@@ -226,7 +234,9 @@ def install(
     before = {name: intent.states[name].installed for name in PACKAGES}
     context = {"version": goal.version, "from": directory, "held": goal.hold}
     held_packages = tuple(name for name in PACKAGES if intent.states[name].held)
-    job = Job(host, manager, OPERATION, progress, PACKAGES, before, context, lock_seconds, held_packages)
+    job = Job(
+        host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_timeout, held_packages
+    )
     if not intent.file_changes and not intent.steps.commands and not intent.killed:
         return _report(intent, CarriedOut(), before, dry_run=False)
     done = carry_out(
@@ -236,8 +246,9 @@ def install(
     return _report(intent, done, {name: after[name].installed for name in PACKAGES}, dry_run=False)
 
 
-def _check(host: Host, version: str, repository: str, key: str, directory: str) -> DesiredRepository:
-    if directory and (repository or key):
+def _check(host: Host, options: InstallOptions) -> DesiredRepository:
+    version, key = options.version, options.key
+    if options.from_directory and (options.repository or key):
         raise UsageError(
             "--from takes the packages out of a directory, and no repository is added then",
             hint="leave out --repository and --key, or --from",
@@ -250,7 +261,7 @@ def _check(host: Host, version: str, repository: str, key: str, directory: str) 
         content = host.read_bytes(str(Path(key).absolute()))
         if content is None:
             raise UsageError(f"there is no file {key}", hint="--key takes the repository's public key")
-    return desired_repository(repository, content)
+    return desired_repository(options.repository, content)
 
 
 def _intend(host: Host, manager: Manager, goal: Goal, directory: str, desired: DesiredRepository) -> Intent:
@@ -647,32 +658,6 @@ class ToolkitStatus:
     repositories: tuple[Judged, ...]
     problems: tuple[str, ...]
     next: str
-
-
-def show_status(host: Host, progress: Progress) -> Result:
-    """Read and change nothing; kind ToolkitStatus. Exit 1 if something needs a fix."""
-    manager = find_manager(host)
-    shelf = shelf_of(host, manager)
-    desired = desired_repository()
-    repositories = judge(shelf.entries(desired), desired, shelf.address(desired), shelf.file)
-    with progress.step(f"querying {manager.name} for installed and available packages"):
-        states, trouble = _installed_states(host, manager)
-    packages = tuple(_package(host, manager, states[name]) for name in PACKAGES)
-    killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))
-    problems = (*trouble, *killed, *_problems(states, repositories))
-    version = common_version(states)
-    installed = any(state.installed for state in states.values())
-    data = ToolkitStatus(
-        manager.name, version, packages, repositories, problems, _next(version, problems, installed=installed)
-    )
-    return Result(
-        STATUS,
-        data,
-        status="warn" if problems else "ok",
-        exit_code=ExitCode.FAILED if problems else ExitCode.OK,
-        messages=_remarks(packages),
-        blocks=tuple(_status_blocks(data)),
-    )
 
 
 def _installed_states(host: Host, manager: Manager) -> tuple[Mapping[str, PackageState], tuple[str, ...]]:

@@ -285,7 +285,7 @@ def test_nvml_hang_names_the_queried_gpu(mig_node: MigMaker, monkeypatch: pytest
     node = mig_node(mig_machine("h100", "h100").with_faults(hang))
     with pytest.raises(GpunodeError) as caught:
         labels = MigLabels(node.host, Access(), "", SilentProgress(), asked_for=False)
-        mig_apply.run(node.host, LayoutRequest(EXAMPLES, "all-balanced"), labels, SilentProgress())
+        mig_apply.once(node.host, LayoutRequest(EXAMPLES, "all-balanced"), labels, SilentProgress())
     reason = "NVML did not answer within 5 s: nvmlDeviceGetMigMode of GPU 1"
     assert caught.value.message == f"GPU 1: can't read the layouts: {reason}"
 

@@ -54,7 +54,7 @@ def attempt(node: MigNode, label: str) -> int:
     """The exit code."""
     try:
         labels = MigLabels(node.host, Access(), "", SilentProgress(), asked_for=False)
-        result = mig_apply.run(node.host, LayoutRequest(EXAMPLES, label), labels, SilentProgress())
+        result = mig_apply.once(node.host, LayoutRequest(EXAMPLES, label), labels, SilentProgress())
     except GpunodeError as error:
         return int(error.exit_code)
     return int(result.exit_code)
