@@ -139,14 +139,11 @@ def _removal(
         full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
         return replace(full, notes=(*full.notes, *beside.notes))
 
-    def is_removed(active: Active) -> bool:
-        return not any(name in active.handlers for name in names)
-
     def done() -> None:
         for entry in read_original().entries:
             journal.tidy(entry)
 
-    return Intent(REMOVAL, names, plan, is_removed, done=done)
+    return Intent(REMOVAL, names, plan, lambda active: active.lacks(names), done=done)
 
 
 def _own(

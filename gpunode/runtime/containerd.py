@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gpunode.errors import PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import CONFIG, setting
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import dig
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import containerd_check, containerd_plan
@@ -22,7 +23,17 @@ from gpunode.runtime.containerd_files import (
     refuse_missing_import,
 )
 from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
-from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, unchanged, verb_for
+from gpunode.runtime.engine import (
+    PROGRAM,
+    Active,
+    DesiredConfig,
+    Plan,
+    UnwantedConfig,
+    decode,
+    edits_to,
+    unchanged,
+    verb_for,
+)
 from gpunode.runtime.trees import Tree, same
 
 _CHANGE = ("restart", "containerd reads its configuration only when it starts; containers keep running")
@@ -39,7 +50,7 @@ class ContainerdEngine:
     @property
     def program(self) -> str:
         """containerd needs an absolute path."""
-        return "/usr/bin/nvidia-container-runtime"
+        return PROGRAM
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Add the runtime to a file that this containerd reads; any change needs a restart."""
@@ -53,7 +64,7 @@ class ContainerdEngine:
             outcome = containerd_plan.without_copies(replacement)
         else:
             basis, outcome = state, configured(state, desired)
-        edits = self._edits(outcome)
+        edits = edits_to(self.host, outcome.texts)
         verb, reason = verb_for(edits, active is None or active.has(desired), _CHANGE)
         return Plan(
             "containerd",
@@ -75,16 +86,16 @@ class ContainerdEngine:
         removal = containerd_plan.Removal(state, unwanted, self._same_meaning, unread)
         outcome = containerd_plan.removed(removal)
         refuse_missing_import(state, outcome.texts)
-        edits = self._edits(outcome) or (unchanged(self.host, self.daemon.config_path),)
+        edits = edits_to(self.host, outcome.texts) or (unchanged(self.host, self.daemon.config_path),)
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         config = load_config(self.host, self.daemon.config_path, self.daemon.version)
         plan = replace(self._removal(edits, names, active, config.version), restores=True)
-        if self._reader is not None:
+        if self._validator is not None:
             try:
-                self._reader.staged(containerd_check.laid_over(self.host, config.files, plan.edits))
+                self._validator.staged(containerd_check.laid_over(self.host, config.files, plan.edits))
             except ValidationError as error:
                 note = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
                 removal = self.plan_removal(UnwantedConfig(names), active)
@@ -99,8 +110,7 @@ class ContainerdEngine:
         version: int | None,
         notes: tuple[str, ...] = (),
     ) -> Plan:
-        gone = active is None or not any(name in active.handlers for name in names)
-        verb, reason = verb_for(edits, gone, _CHANGE)
+        verb, reason = verb_for(edits, active is None or active.lacks(names), _CHANGE)
         return Plan("containerd", edits, verb, reason, notes, version)
 
     def _replacement(self, desired: DesiredConfig, copies: Copies) -> Replacement:
@@ -130,25 +140,26 @@ class ContainerdEngine:
 
     def _same_meaning(self, before: Texts, after: Texts) -> bool | None:
         """Whether two sets of files mean the same to containerd; None if it can't be run."""
-        if self._reader is None:
+        if self._validator is None:
             return None
         try:
-            trees = [self._reader.staged(texts) for texts in (before, after)]
+            trees = [dict(self._validator.staged(texts)) for texts in (before, after)]
         except ValidationError:
             return False
         for tree in trees:
             tree.pop("imports", None)
         return same(*trees)
 
-    @property
+    @cached_property
     def _reader(self) -> ConfigReader | None:
-        """This containerd's program, None where it can't be run."""
-        if self.daemon.binary is None or not self.host.live:
-            return None
-        return ConfigReader(self.host, self.daemon.binary, self.daemon.config_path)
+        """This containerd's program, or on a recorded machine its recorded answers; None without either."""
+        binary = self.daemon.binary
+        return None if binary is None else ConfigReader(self.host, binary, self.daemon.config_path)
 
-    def _edits(self, outcome: Outcome) -> tuple[FileEdit, ...]:
-        return tuple(_edit(path, self.host.read_bytes(path), text) for path, text in outcome.texts.items())
+    @property
+    def _validator(self) -> ConfigReader | None:
+        """The program if it can be run here, to read files that are only staged."""
+        return self._reader if self.host.live else None
 
     def _text(self, path: str) -> str:
         return decode(self.host.read_bytes(path), path)
@@ -188,7 +199,7 @@ class ContainerdEngine:
 
     def _effective(self, config: ContainerdConfig, texts: Texts, *, partly: bool) -> Tree | None:
         """containerd's merged view, read only if the files don't define a runc to copy."""
-        if "runc" in config.runtimes or self.daemon.binary is None:
+        if "runc" in config.runtimes or self._reader is None:
             return None
         if (
             self.daemon.version
@@ -198,13 +209,11 @@ class ContainerdEngine:
         ):
             return None  # containerd itself refuses this file: "cri" is no plugin id in version 2
         if not partly:
-            return containerd_check.dump(
-                self.host, self.daemon.binary, config.path if config.exists else None
-            )
-        if self._reader is None:
+            return self._reader.active(exists=config.exists)
+        if self._validator is None:
             return None
         try:
-            return self._reader.staged({path: texts[path] for path in config.files})
+            return self._validator.staged({path: texts[path] for path in config.files})
         except ValidationError:
             return None
 
@@ -217,17 +226,18 @@ class ContainerdEngine:
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd merge staged copies, and compare the result with its view of the present files."""
-        reader = self._reader
+        reader = self._validator
         if reader is None:
             return ("the new configuration was not validated: no containerd program was found",)
-        state = self._state()
+        config = load_config(self.host, self.daemon.config_path, self.daemon.version)
         before: Tree | None = None
-        copies = containerd_plan.copies(state) if expected is not None and expected.replace else {}
+        copies = containerd_plan.copies(self._state()) if expected is not None and expected.replace else {}
         if expected is not None and copies:
             replacement = self._replacement(expected, copies)
-            state, expected = replacement.state, replacement.desired
-            before = reader.staged({path: state.texts[path] for path in state.config.files})
-        return containerd_check.check(self.host, self.daemon, state.config, plan, expected, before)
+            config, expected = replacement.state.config, replacement.desired
+            before = reader.staged({path: replacement.state.texts[path] for path in config.files})
+        containerd_check.check(reader, config, plan, expected, before)
+        return ()
 
     def query(self) -> Active:
         """Handlers and default from the CRI's Status; `DaemonError` if it doesn't answer."""
@@ -244,10 +254,3 @@ class ContainerdEngine:
         cdi = status.config.get("enableCDI")
         known = cdi if isinstance(cdi, bool) else None
         return Active(status.handlers, status.default_handler, tuple(paths), cdi=known)
-
-
-def _edit(path: str, before: bytes | None, after: str | None) -> FileEdit:
-    if after is None:
-        return FileEdit(path, before, None)
-    same_text = before is not None and parse_toml(after, path) == parse_toml(before.decode(), path)
-    return FileEdit(path, before, before if same_text else after.encode())

@@ -47,6 +47,7 @@ from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.output.typed import as_dict, as_strings
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import (
+    PROGRAM,
     Active,
     DesiredConfig,
     Handler,
@@ -464,7 +465,7 @@ class CrioEngine:
 
     @property
     def program(self) -> str:
-        return "/usr/bin/nvidia-container-runtime"
+        return PROGRAM
 
     @property
     def directory(self) -> str:
@@ -490,7 +491,10 @@ class CrioEngine:
         self._refuse(desired)
         draft = configured(state, desired)
         hooks = self._hooks(state.config)
-        edits = [*edits_to(self.host, draft.texts, self.own_path), *(hooks if desired.cdi else ())]
+        edits = [
+            *(edits_to(self.host, draft.texts) or (unchanged(self.host, self.own_path),)),
+            *(hooks if desired.cdi else ()),
+        ]
         toolkit, notes = self._toolkit(state.config, desired)
         notes = (*draft.notes, *notes, *self._notes(state.config, desired, hooks))
         # removed for good: undoing the runtime does not restore it
@@ -511,7 +515,8 @@ class CrioEngine:
         """Remove the handlers from every file that names them, and NVIDIA's old hook."""
         state = self._state()
         draft = removed(state, unwanted)
-        edits = (*edits_to(self.host, draft.texts, self.own_path), *self._hooks(state.config))
+        own = edits_to(self.host, draft.texts) or (unchanged(self.host, self.own_path),)
+        edits = (*own, *self._hooks(state.config))
         return self._removal(state.config, edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
@@ -521,7 +526,7 @@ class CrioEngine:
     def _removal(
         self, config: CrioConfig, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None
     ) -> Plan:
-        gone = None if active is None else not any(name in active.handlers for name in names)
+        gone = None if active is None else active.lacks(names)
         verb, reason = self._verb(config, edits, active, gone)
         return Plan("crio", edits or (unchanged(self.host, self.own_path),), verb, reason)
 

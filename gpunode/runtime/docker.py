@@ -530,7 +530,7 @@ class DockerEngine:
 
     def _restoring_own(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
         before, after = (decode(data, edit.path) for data in (edit.before, edit.after))
-        stale = active is not None and any(name in active.handlers for name in names)
+        stale = active is not None and not active.lacks(names)
         if edit.action == "unchanged":
             reason = "the running dockerd still has the runtime, and a reload would not take it out"
             return Plan("docker", (edit,), "restart", reason) if stale else Plan("docker", (edit,))

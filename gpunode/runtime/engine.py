@@ -20,6 +20,8 @@ from gpunode.host.trust import advice
 from gpunode.output.result import many
 from gpunode.runtime.restart import Restarter
 
+PROGRAM = "/usr/bin/nvidia-container-runtime"  # for an engine that needs an absolute path
+
 
 @dataclass(frozen=True)
 class Handler:
@@ -91,12 +93,12 @@ def decode(data: bytes | None, path: str) -> str:
         ) from error
 
 
-def edits_to(host: Host, texts: Mapping[str, str | None], otherwise: str) -> tuple[FileEdit, ...]:
-    """The edits to these texts, where None removes a file; without any, the file `otherwise` unchanged."""
+def edits_to(host: Host, texts: Mapping[str, str | None]) -> tuple[FileEdit, ...]:
+    """The edits to these texts, where None removes a file."""
     return tuple(
         FileEdit(path, host.read_bytes(path), None if text is None else text.encode())
         for path, text in texts.items()
-    ) or (unchanged(host, otherwise),)
+    )
 
 
 def unchanged(host: Host, path: str) -> FileEdit:
@@ -175,6 +177,10 @@ class Active:
     def without(self, names: tuple[str, ...]) -> Active:
         """The same answer without these handlers."""
         return replace(self, handlers=tuple(name for name in self.handlers if name not in names))
+
+    def lacks(self, names: tuple[str, ...]) -> bool:
+        """Whether it has none of these handlers."""
+        return not any(name in self.handlers for name in names)
 
     def has(self, desired: DesiredConfig) -> bool:
         """Whether the desired configuration is active."""

@@ -16,10 +16,10 @@ from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig
 from gpunode.facts.distributions import K0S_MARK, k0s_manages
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host.journal import FileEdit
-from gpunode.runtime import rendered
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, verb_for
+from gpunode.runtime.rendered import DROP_IN_NAME, DistributionEngine, with_history, with_patch
 
 _UPGRADE = (
     "k0s 1.36 does not start with this drop-in: before that upgrade take it out (gpunode unconfigure-runtime"
@@ -29,7 +29,7 @@ _CRI_FILE = "containerd-cri.toml"  # the file into which k0s up to 1.35 merges d
 
 
 @dataclass(frozen=True)
-class K0sEngine(rendered.DistributionEngine):
+class K0sEngine(DistributionEngine):
     """The containerd of a k0s node."""
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
@@ -38,24 +38,23 @@ class K0sEngine(rendered.DistributionEngine):
             return self._renamed(self._plain.plan(desired, active))
         config = self._config
         self._refuse_unusable()
-        edits = rendered.edited(self.host, config, self._own, desired)
+        edits = self._edited(config, self._own, desired)
         plan = self._acting(edits, active is None or active.has(desired))
-        plan = rendered.with_history(plan, config, desired)
+        plan = with_history(plan, config, desired)
         return replace(plan, notes=(_UPGRADE,) if edits and config.version < 3 else ())
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from every drop-in that names them."""
         if not self._managed:
             return self._renamed(self._plain.plan_removal(unwanted, active))
-        edits = rendered.taken_out(self.host, self._drop_ins(), unwanted)
+        edits = self._taken_out(self._drop_ins(), unwanted)
         return self.restoring(edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         if not self._managed:
             return self._renamed(self._plain.restoring(edits, names, active))
-        gone = active is None or not any(name in active.handlers for name in names)
-        return self._acting(edits, gone)
+        return self._acting(edits, active is None or active.lacks(names))
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd read what k0s would generate from the drop-ins."""
@@ -66,13 +65,13 @@ class K0sEngine(rendered.DistributionEngine):
         merged = next((path for path in config.files if path.endswith(f"/{_CRI_FILE}")), None)
         if merged is not None:
             edits = tuple(self._merged(merged, edit, expected) for edit in plan.edits)
-        return rendered.validate(self.host, self.daemon, config, edits, expected)
+        return self._let_read(config, edits, expected)
 
     @cached_property
     def _managed(self) -> bool:
         return k0s_manages(self.host, self.daemon.config_path)
 
-    @property
+    @cached_property
     def _plain(self) -> ContainerdEngine:
         return ContainerdEngine(self.host, replace(self.daemon, manager=""))
 
@@ -82,7 +81,7 @@ class K0sEngine(rendered.DistributionEngine):
 
     @cached_property
     def _config(self) -> ContainerdConfig:
-        config = rendered.load(self.host, self.daemon.config_path, self.daemon.version)
+        config = self._load(self.daemon.config_path)
         if not config.exists:
             raise PreconditionError(
                 f"k0s has not written {self.daemon.config_path} yet, so its version isn't known",
@@ -96,7 +95,7 @@ class K0sEngine(rendered.DistributionEngine):
 
     @property
     def _own(self) -> str:
-        return f"{self._drop_in_directory}/{rendered.DROP_IN_NAME}"
+        return f"{self._drop_in_directory}/{DROP_IN_NAME}"
 
     def _drop_ins(self) -> tuple[str, ...]:
         return self.host.glob(self._drop_in_directory, "*.toml")
@@ -104,7 +103,7 @@ class K0sEngine(rendered.DistributionEngine):
     def _refuse_unusable(self) -> None:
         """Refuse a foreign drop-in with which k0s would apply none, or from 1.36 on not even start."""
         for path in self._drop_ins():
-            text = decode(self.host.read_bytes(path), path)
+            text = self._text(path)
             tree = parse_toml(text, path)
             refuse_wrong_types(tree, path, text)
             old = tree.get("version", 3) != 3 or CRI_PLUGINS[2] in (tree.get("plugins") or {})
@@ -122,10 +121,10 @@ class K0sEngine(rendered.DistributionEngine):
         cri = dig(drop_in, "plugins", CRI_PLUGINS[2])
         if expected is None or not isinstance(cri, dict):
             return FileEdit(path, before, before)
-        after = rendered.laid_over(decode(before, path), {"plugins": {CRI_PLUGINS[2]: cri}}, path)
+        after = with_patch(decode(before, path), {"plugins": {CRI_PLUGINS[2]: cri}}, path)
         return FileEdit(path, before, after.encode())
 
     def _acting(self, edits: tuple[FileEdit, ...], in_force: bool) -> Plan:
         change = ("wait", "k0s sees the change and restarts its containerd itself; pods keep running")
         verb = verb_for(edits, in_force, change if self.daemon.process is not None else ("none", ""))
-        return rendered.plan_of(self.daemon, edits, self._config, verb)
+        return self._plan(edits, self._config, verb)

@@ -22,10 +22,20 @@ from gpunode.facts.systemd import read_unit
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
-from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import cri_of, runtime_table
-from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode, verb_for
+from gpunode.runtime.engine import (
+    PROGRAM,
+    Active,
+    DesiredConfig,
+    Handler,
+    Plan,
+    UnwantedConfig,
+    decode,
+    edits_to,
+    verb_for,
+)
+from gpunode.runtime.rendered import DROP_IN_NAME, MERGES_DEEPLY, DistributionEngine, has_cdi
 from gpunode.runtime.trees import Tree
 
 # NVIDIA's programs that k3s and rke2 find when they start, and so register by themselves.
@@ -170,135 +180,22 @@ def base_of(text: str | None, now: str) -> str | None:
     return now[len(before) : len(now) - len(after)].rstrip() + "\n" if fits else None
 
 
-# The files of a k3s or rke2 node's containerd: the rendered one, its drop-ins and the template.
-
-
 @dataclass(frozen=True)
-class K3sFiles:
-    """Their present content, and the result of the next start."""
-
-    host: Host
-    daemon: Daemon
-
-    @cached_property
-    def config(self) -> ContainerdConfig:
-        """The rendered file with its drop-ins; one without settings if it isn't TOML, see `refuse_broken`."""
-        path = self.daemon.config_path
-        try:
-            return distributions.load(self.host, path, self.daemon.version)
-        except ConfigError:
-            text = decode(self.host.read_bytes(path), path)
-            return ContainerdConfig(path, exists=True, main_text=text, main={}, merged={}, files=(path,))
-
-    def refuse_broken(self) -> None:
-        """`ConfigError` if the rendered file or a drop-in isn't TOML."""
-        name, path = self.daemon.manager, self.daemon.config_path
-        try:
-            distributions.load(self.host, path, self.daemon.version)
-        except ConfigError as error:
-            if not error.message.startswith(f"{path}:"):
-                raise
-            raise ConfigError(
-                f"{error.message} ({name} has rendered it)",
-                hint=f"correct {self.template_path} and restart {name}, which renders it again",
-            ) from error
-
-    @property
-    def directory(self) -> str:
-        """The directory of all of them."""
-        return self.daemon.config_path.rpartition("/")[0]
-
-    @property
-    def new_containerd(self) -> bool:
-        """Whether this is containerd 2: by the program's version, else by the rendered file's."""
-        version = self.daemon.version
-        return version >= distributions.MERGES_DEEPLY if version else self.config.version >= 3
-
-    @cached_property
-    def template_path(self) -> str:
-        """The template that the next start will use, or that must be created."""
-        old, new = f"{self.directory}/config.toml.tmpl", f"{self.directory}/config-v3.toml.tmpl"
-        only_old = self.host.exists(old) and not self.host.exists(new)
-        return new if self.new_containerd and not only_old else old
-
-    @cached_property
-    def template_text(self) -> str | None:
-        """The template; None if there is none."""
-        data = self.host.read_bytes(self.template_path)
-        return None if data is None else decode(data, self.template_path)
-
-    @property
-    def version(self) -> int:
-        """The version of the file that the next start will render."""
-        return 3 if self.template_path.endswith("-v3.toml.tmpl") else 2
-
-    @property
-    def drop_in_directory(self) -> str:
-        """The directory that the base template imports."""
-        return f"{self.directory}/{'config-v3' if self.version == 3 else 'config'}.toml.d"
-
-    @property
-    def imports_drop_ins(self) -> bool:
-        """Whether the next rendered file reads drop-ins, and containerd merges them key by key."""
-        pattern, text = f"{self.drop_in_directory}/*.toml", self.template_text
-        rendered = self.new_containerd and pattern in self.config.imports
-        return rendered and (text is None or pattern in text or registers_found(text))
-
-    @cached_property
-    def found(self) -> dict[str, str]:
-        """NVIDIA's programs that the next start registers by itself, by the name of their handler."""
-        if self.template_text is not None and not registers_found(self.template_text):
-            return {}
-        runtimes = dig(self.config.main, "plugins", self.config.plugin, "containerd", "runtimes") or {}
-        own = self._own_runtimes()
-        own_names = {
-            name for name in runtimes if name in own and _program(own[name]) == _program(runtimes[name])
-        }  # the base template renders another program under this name instead of gpunode's
-        return programs_at_start(self.host, self.daemon, runtimes.keys() - own_names)
-
-    def _own_runtimes(self) -> Tree:
-        """The runtimes in gpunode's own tables of the template, by name."""
-        tree = parse_toml(tables_of(self.template_text or ""), self.template_path)
-        return dig(tree, "plugins", CRI_PLUGINS[self.version], "containerd", "runtimes") or {}
-
-    def drop_ins(self) -> tuple[str, ...]:
-        """The existing drop-ins, whether containerd reads them or not."""
-        read = (path for path in self.config.files if path != self.config.path)
-        return tuple(dict.fromkeys((*read, *self.host.glob(self.drop_in_directory, "*.toml"))))
-
-    def own(self) -> tuple[str, ...]:
-        """The files that the administrator or gpunode may have edited."""
-        return (*self.drop_ins(), *([self.template_path] if self.template_text is not None else []))
-
-    def defines(self, path: str, names: tuple[str, ...]) -> bool:
-        """Whether one of these files defines one of the handlers."""
-        if path == self.template_path:
-            text = self.template_text or ""
-            texts = (text, tables_of(text))
-            return any(line_of_handler(entry, name) for entry in texts for name in names)
-        plugins = parse_toml(decode(self.host.read_bytes(path), path), path).get("plugins")
-        tables = plugins.values() if isinstance(plugins, dict) else ()
-        return any(
-            dig(table, "containerd", "runtimes", name) is not None for table in tables for name in names
-        )
-
-
-@dataclass(frozen=True)
-class K3sEngine(distributions.DistributionEngine):
+class K3sEngine(DistributionEngine):
     """The containerd of a k3s or rke2 node."""
 
     @property
     def program(self) -> str:
         """containerd needs an absolute path; if the distribution finds a program, it is that one."""
-        return self._files.found.get("nvidia", distributions.PROGRAM)
+        return self._programs.get("nvidia", PROGRAM)
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Nothing to write if the distribution registers the runtimes itself, else one file."""
-        config = self._files.config
+        config = self._config
         rest = tuple(handler for handler in desired.handlers if not self._registers(handler))
-        self._files.refuse_broken()
+        self._refuse_broken()
         self._refuse_clash()
-        copied = desired.replace and self._files.imports_drop_ins
+        copied = desired.replace and self._imports_drop_ins
         if (
             copied
             or rest
@@ -306,11 +203,11 @@ class K3sEngine(distributions.DistributionEngine):
             or not self._has_cdi(desired)
         ):
             self._require_rendered()
-            edits = self._drop_in(desired) if self._files.imports_drop_ins else self._template(desired, rest)
+            edits = self._drop_in(desired) if self._imports_drop_ins else self._template(desired, rest)
         else:
             edits = ()
         plan = self._acting(edits, active is None or active.has(desired), self._rendered_has(desired))
-        known = any(self._files.defines(path, desired.names) for path in self._files.own())
+        known = any(self._defines(path, desired.names) for path in self._own())
         return replace(
             plan,
             previous_default=desired.replaces(config.named_default),
@@ -320,73 +217,164 @@ class K3sEngine(distributions.DistributionEngine):
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from drop-ins and template; what the distribution finds itself stays."""
-        edits = distributions.taken_out(self.host, self._files.drop_ins(), unwanted)
-        path, text = self._files.template_path, self._files.template_text
-        if text is not None and self._files.defines(path, unwanted.names):
-            after = self._without_handlers(text, unwanted.names)
-            edits += (distributions.edit_of(path, text.encode(), after),)
+        edits = self._taken_out(self._drop_ins(), unwanted)
+        path, text = self._template_path, self._template_text
+        if text is not None and self._defines(path, unwanted.names):
+            edits += edits_to(self.host, {path: self._without_handlers(text, unwanted.names)})
         return self.restoring(edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
-        own = tuple(name for name in names if name in self._files.found)
+        own = tuple(name for name in names if name in self._programs)
         there = active is not None and any(name in active.handlers for name in names if name not in own)
         plan = self._acting(edits, not there, rendered=True)
         notes = tuple(
-            f"{self.daemon.manager} registers {name} by itself as long as {self._files.found[name]} is there"
+            f"{self.daemon.manager} registers {name} by itself as long as {self._programs[name]} is there"
             for name in own
         )
         return replace(plan, remaining=own, notes=notes)
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd read what the distribution would render; notes if that can't be predicted."""
-        config = self._files.config
-        edits = tuple(edit for edit in plan.edits if edit.path != self._files.template_path)
-        template = next((edit for edit in plan.changed if edit.path == self._files.template_path), None)
+        config = self._config
+        edits = tuple(edit for edit in plan.edits if edit.path != self._template_path)
+        template = next((edit for edit in plan.changed if edit.path == self._template_path), None)
         if template is not None:
             after = None if template.after is None else decode(template.after, template.path)
-            base = base_of(self._files.template_text, config.main_text)
+            base = base_of(self._template_text, config.main_text)
             if base is not None:
                 base += "".join(
                     registration(name, path, config.plugin)
-                    for name, path in self._files.found.items()
+                    for name, path in self._programs.items()
                     if line_of_handler(base, name) is None
                 )
             text = rendered(after, base) if base is not None else None
             if text is None:
-                return (
-                    f"{self._files.template_path} wasn't validated: only {self.daemon.manager} renders it",
-                )
+                return (f"{self._template_path} wasn't validated: only {self.daemon.manager} renders it",)
             edits += (FileEdit(config.path, config.main_text.encode(), text.encode()),)
-        programs = tuple(Handler(name, program) for name, program in self._files.found.items())
-        return distributions.validate(self.host, self.daemon, config, edits, expected, programs)
-
-    @cached_property
-    def _files(self) -> K3sFiles:
-        return K3sFiles(self.host, self.daemon)
+        programs = tuple(Handler(name, program) for name, program in self._programs.items())
+        return self._let_read(config, edits, expected, programs)
 
     def _registers(self, handler: Handler) -> bool:
         """Whether the next start registers exactly this handler by itself."""
-        if self._files.found.get(handler.name) != handler.path:
+        if self._programs.get(handler.name) != handler.path:
             return False
-        program = dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
-        overruled = any(self._files.defines(path, (handler.name,)) for path in self._files.drop_ins())
+        program = dig(self._config.runtimes, handler.name, "options", "BinaryName")
+        overruled = any(self._defines(path, (handler.name,)) for path in self._drop_ins())
         return program == handler.path or not overruled
 
     def _has_cdi(self, desired: DesiredConfig) -> bool:
-        return not desired.cdi or distributions.has_cdi(self._files.config)
+        return not desired.cdi or has_cdi(self._config)
 
     def _rendered_has(self, desired: DesiredConfig) -> bool:
         options = (
-            dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
-            for handler in desired.handlers
+            dig(self._config.runtimes, handler.name, "options", "BinaryName") for handler in desired.handlers
         )
         return all(have == handler.path for have, handler in zip(options, desired.handlers, strict=True))
+
+    # --- the files: the rendered one, its drop-ins and the template, now and after the next start --------
+
+    @cached_property
+    def _config(self) -> ContainerdConfig:
+        """The rendered file with its drop-ins; one without settings if it isn't TOML, see `refuse_broken`."""
+        path = self.daemon.config_path
+        try:
+            return self._load(path)
+        except ConfigError:
+            text = decode(self.host.read_bytes(path), path)
+            return ContainerdConfig(path, exists=True, main_text=text, main={}, merged={}, files=(path,))
+
+    def _refuse_broken(self) -> None:
+        """`ConfigError` if the rendered file or a drop-in isn't TOML."""
+        name, path = self.daemon.manager, self.daemon.config_path
+        try:
+            self._load(path)
+        except ConfigError as error:
+            if not error.message.startswith(f"{path}:"):
+                raise
+            raise ConfigError(
+                f"{error.message} ({name} has rendered it)",
+                hint=f"correct {self._template_path} and restart {name}, which renders it again",
+            ) from error
+
+    @property
+    def _directory(self) -> str:
+        """The directory of all of them."""
+        return self.daemon.config_path.rpartition("/")[0]
+
+    @property
+    def _new_containerd(self) -> bool:
+        """Whether this is containerd 2: by the program's version, else by the rendered file's."""
+        version = self.daemon.version
+        return version >= MERGES_DEEPLY if version else self._config.version >= 3
+
+    @cached_property
+    def _template_path(self) -> str:
+        """The template that the next start will use, or that must be created."""
+        old, new = f"{self._directory}/config.toml.tmpl", f"{self._directory}/config-v3.toml.tmpl"
+        only_old = self.host.exists(old) and not self.host.exists(new)
+        return new if self._new_containerd and not only_old else old
+
+    @cached_property
+    def _template_text(self) -> str | None:
+        """The template; None if there is none."""
+        data = self.host.read_bytes(self._template_path)
+        return None if data is None else decode(data, self._template_path)
+
+    @property
+    def _version(self) -> int:
+        """The version of the file that the next start will render."""
+        return 3 if self._template_path.endswith("-v3.toml.tmpl") else 2
+
+    @property
+    def _drop_in_directory(self) -> str:
+        """The directory that the base template imports."""
+        return f"{self._directory}/{'config-v3' if self._version == 3 else 'config'}.toml.d"
+
+    @property
+    def _imports_drop_ins(self) -> bool:
+        """Whether the next rendered file reads drop-ins, and containerd merges them key by key."""
+        pattern, text = f"{self._drop_in_directory}/*.toml", self._template_text
+        rendered = self._new_containerd and pattern in self._config.imports
+        return rendered and (text is None or pattern in text or registers_found(text))
+
+    @cached_property
+    def _programs(self) -> dict[str, str]:
+        """NVIDIA's programs that the next start registers by itself, by the name of their handler."""
+        if self._template_text is not None and not registers_found(self._template_text):
+            return {}
+        runtimes = dig(self._config.main, "plugins", self._config.plugin, "containerd", "runtimes") or {}
+        own = dig(self._own_tables(), "plugins", CRI_PLUGINS[self._version], "containerd", "runtimes") or {}
+        own_names = {
+            name for name in runtimes if name in own and _program(own[name]) == _program(runtimes[name])
+        }  # the base template renders another program under this name instead of gpunode's
+        return programs_at_start(self.host, self.daemon, runtimes.keys() - own_names)
+
+    def _drop_ins(self) -> tuple[str, ...]:
+        """The existing drop-ins, whether containerd reads them or not."""
+        read = (path for path in self._config.files if path != self._config.path)
+        return tuple(dict.fromkeys((*read, *self.host.glob(self._drop_in_directory, "*.toml"))))
+
+    def _own(self) -> tuple[str, ...]:
+        """The files that the administrator or gpunode may have edited."""
+        return (*self._drop_ins(), *([self._template_path] if self._template_text is not None else []))
+
+    def _defines(self, path: str, names: tuple[str, ...]) -> bool:
+        """Whether one of these files defines one of the handlers."""
+        if path == self._template_path:
+            text = self._template_text or ""
+            texts = (text, tables_of(text))
+            return any(line_of_handler(entry, name) for entry in texts for name in names)
+        plugins = parse_toml(decode(self.host.read_bytes(path), path), path).get("plugins")
+        tables = plugins.values() if isinstance(plugins, dict) else ()
+        return any(
+            dig(table, "containerd", "runtimes", name) is not None for table in tables for name in names
+        )
 
     # --- what to write ---------------------------------------------------------------------------------
 
     def _require_rendered(self) -> None:
-        if not self._files.config.exists:
+        if not self._config.exists:
             raise PreconditionError(
                 f"{self.daemon.manager} has not rendered {self.daemon.config_path} yet:"
                 " which version it wants isn't known",
@@ -394,18 +382,18 @@ class K3sEngine(distributions.DistributionEngine):
             )
 
     def _drop_in(self, desired: DesiredConfig) -> tuple[FileEdit, ...]:
-        path = f"{self._files.drop_in_directory}/{distributions.DROP_IN_NAME}"
-        return distributions.edited(self.host, self._files.config, path, desired)
+        path = f"{self._drop_in_directory}/{DROP_IN_NAME}"
+        return self._edited(self._config, path, desired)
 
     def _template(self, desired: DesiredConfig, rest: tuple[Handler, ...]) -> tuple[FileEdit, ...]:
         """gpunode's tables at the template's end; none may duplicate one that the base renders."""
         self._refuse_in_template(desired)
-        path, text = self._files.template_path, self._files.template_text
+        path, text = self._template_path, self._template_text
         todo = tuple(handler for handler in rest if not self._right_already(handler))
         if not todo:
             return ()
         for handler in todo:
-            file = self._files.found.get(handler.name)
+            file = self._programs.get(handler.name)
             if file:
                 raise ConfigError(
                     f"{self.daemon.manager} finds {file} first and registers it as {handler.name}: the same"
@@ -413,23 +401,20 @@ class K3sEngine(distributions.DistributionEngine):
                     hint=f"remove {file}, or take it: --nvidia-runtime-path {file}",
                 )
         self._refuse_foreign(text or "", tuple(handler.name for handler in todo))
-        before = None if text is None else text.encode()
-        return (distributions.edit_of(path, before, self._with_handlers(todo)),)
+        return edits_to(self.host, {path: self._with_handlers(todo)})
 
     def _own_tables(self) -> Tree:
         """gpunode's tables in the present template."""
-        text = tables_of(self._files.template_text or "")
-        return parse_toml(text, self._files.template_path)
+        text = tables_of(self._template_text or "")
+        return parse_toml(text, self._template_path)
 
     def _with_handlers(self, handlers: tuple[Handler, ...]) -> str:
         """The template with these runtimes, in its version's tables, and gpunode's earlier ones."""
-        tree, path = self._own_tables(), self._files.template_path
-        cri = cri_of(tree, CRI_PLUGINS[self._files.version])
+        tree, path = self._own_tables(), self._template_path
+        cri = cri_of(tree, CRI_PLUGINS[self._version])
         runtimes = cri.setdefault("containerd", {}).setdefault("runtimes", {})
-        runtimes |= {
-            handler.name: runtime_table(self._files.config, None, handler, False) for handler in handlers
-        }
-        return with_tables(self._files.template_text, _as_text(tree, path))
+        runtimes |= {handler.name: runtime_table(self._config, None, handler, False) for handler in handlers}
+        return with_tables(self._template_text, _as_text(tree, path))
 
     def _without_handlers(self, text: str, names: tuple[str, ...]) -> str | None:
         """The template without these runtimes; None for one that gpunode made and that is then empty."""
@@ -441,19 +426,19 @@ class K3sEngine(distributions.DistributionEngine):
                 table.pop(name, None)
         if not any(tables):
             return without_tables(text)
-        return with_tables(text, _as_text(tree, self._files.template_path))
+        return with_tables(text, _as_text(tree, self._template_path))
 
     def _right_already(self, handler: Handler) -> bool:
         """Whether the template defines the handler, and the rendered file has it as desired."""
-        options = dig(self._files.config.runtimes, handler.name, "options", "BinaryName")
-        return self._files.defines(self._files.template_path, (handler.name,)) and options == handler.path
+        options = dig(self._config.runtimes, handler.name, "options", "BinaryName")
+        return self._defines(self._template_path, (handler.name,)) and options == handler.path
 
     def _refuse_in_template(self, desired: DesiredConfig) -> None:
         """Refuse what needs a key in a table that the base template has already."""
         name = self.daemon.manager
-        if desired.default not in ("", self._files.config.default_runtime):
+        if desired.default not in ("", self._config.default_runtime):
             raise ConfigError(
-                f"{name}'s template {self._files.template_path} can't choose the default runtime:"
+                f"{name}'s template {self._template_path} can't choose the default runtime:"
                 " its base has that table already",
                 hint=f"let {name} do it: with the toolkit in a directory of its PATH, put"
                 f" 'default-runtime: {desired.default}' into /etc/rancher/{name}/config.yaml",
@@ -468,7 +453,7 @@ class K3sEngine(distributions.DistributionEngine):
         for name in names:
             line = line_of_handler(text, name)
             if line is not None:
-                path = self._files.template_path
+                path = self._template_path
                 raise ConfigError(
                     f"{path}:{line}: the runtime {name} is defined there already, not by gpunode",
                     hint=f"take those tables out, then run this again: ${{EDITOR:-vi}} +{line} {path}",
@@ -476,9 +461,9 @@ class K3sEngine(distributions.DistributionEngine):
 
     def _refuse_clash(self) -> None:
         """Refuse a template that can't be rendered any more since the distribution finds the toolkit."""
-        path = self._files.template_path
-        for name, program in self._files.found.items():
-            line = line_of_handler(self._files.template_text or "", name)
+        path = self._template_path
+        for name, program in self._programs.items():
+            line = line_of_handler(self._template_text or "", name)
             if line is not None:
                 raise ConfigError(
                     f"{path}:{line}: {name} is defined there, and {self.daemon.manager} registers it by"
@@ -486,14 +471,22 @@ class K3sEngine(distributions.DistributionEngine):
                     hint=f"take those tables out, then run this again: ${{EDITOR:-vi}} +{line} {path}",
                 )
 
+    @property
+    def _away(self) -> str:
+        """What users lose when the distribution's service restarts."""
+        servers = ("k3s.service", "rke2-server.service")
+        return "pods keep running" + (
+            ", this server's API is unavailable during the restart" if self.daemon.unit in servers else ""
+        )
+
     def _acting(self, edits: tuple[FileEdit, ...], in_force: bool, rendered: bool) -> Plan:
         name = self.daemon.manager
         change = ("restart", f"{name} renders containerd's file only when it starts")
         unseen = not rendered and self.daemon.process is not None
         stale = f"{name} looks for NVIDIA's runtimes only when it starts" if unseen else ""
         verb, reason = verb_for(edits, in_force and not unseen, change, stale)
-        reason += f"; {distributions.away(self.daemon)}" if reason else ""
-        return distributions.plan_of(self.daemon, edits, self._files.config, (verb, reason))
+        reason += f"; {self._away}" if reason else ""
+        return self._plan(edits, self._config, (verb, reason))
 
 
 def _as_text(tree: Tree, path: str) -> str:

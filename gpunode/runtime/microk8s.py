@@ -12,10 +12,10 @@ from functools import cached_property
 from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.host.journal import FileEdit
-from gpunode.runtime import rendered as distributions
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_plan import take_out
-from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, verb_for
+from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, edits_to, verb_for
+from gpunode.runtime.rendered import DistributionEngine, with_history
 
 TEMPLATE = "containerd-template.toml"
 # values that the service fills in; the snapshotter depends on the file system, and a parser accepts any
@@ -29,43 +29,42 @@ _VALUES = {
 
 
 @dataclass(frozen=True)
-class Microk8sEngine(distributions.DistributionEngine):
+class Microk8sEngine(DistributionEngine):
     """The containerd of a microk8s node."""
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Add the runtime to the template."""
         config = self._config
-        edits = distributions.edited(self.host, config, config.path, desired)
+        edits = self._edited(config, config.path, desired)
         plan = self._acting(edits, active is None or active.has(desired))
-        return distributions.with_history(plan, config, desired)
+        return with_history(plan, config, desired)
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from the template, and restore its default."""
-        path, before = self._config.path, self.host.read_bytes(self._config.path)
-        after = toml_edit.edit(decode(before, path), lambda tree: take_out(tree, unwanted), path)
-        edit = distributions.edit_of(path, before, after)
-        return self.restoring((edit,) if edit.action != "unchanged" else (), unwanted.names, active)
+        path, text = self._config.path, self._text(self._config.path)
+        after = toml_edit.edit(text, lambda tree: take_out(tree, unwanted), path)
+        edits = edits_to(self.host, {path: after}) if after != text else ()
+        return self.restoring(edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
-        gone = active is None or not any(name in active.handlers for name in names)
-        return self._acting(edits, gone)
+        return self._acting(edits, active is None or active.lacks(names))
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd read what the service would render."""
         path = self.daemon.config_path
-        now = distributions.load(self.host, path, self.daemon.version)
+        now = self._load(path)
         rendered = tuple(
             FileEdit(path, self.host.read_bytes(path), fill_in(decode(edit.after, edit.path)).encode())
             for edit in plan.edits
             if edit.path == self._config.path
         )
-        return distributions.validate(self.host, self.daemon, now, rendered, expected)
+        return self._let_read(now, rendered, expected)
 
     @cached_property
     def _config(self) -> ContainerdConfig:
         path = f"{self.daemon.config_path.rpartition('/')[0]}/{TEMPLATE}"
-        config = distributions.load(self.host, path, self.daemon.version)
+        config = self._load(path)
         if not config.exists:
             raise PreconditionError(
                 f"{path} does not exist; microk8s renders containerd's file",
@@ -77,7 +76,7 @@ class Microk8sEngine(distributions.DistributionEngine):
         change = ("restart", "microk8s renders containerd's file when that starts; pods keep running")
         stale = "the template is correct, but the running containerd has not loaded it"
         verb = verb_for(edits, in_force, change, stale)
-        return distributions.plan_of(self.daemon, edits, self._config, verb)
+        return self._plan(edits, self._config, verb)
 
 
 def fill_in(template: str) -> str:

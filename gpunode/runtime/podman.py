@@ -16,7 +16,16 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode, edits_to
+from gpunode.runtime.engine import (
+    Active,
+    DesiredConfig,
+    Handler,
+    Plan,
+    UnwantedConfig,
+    decode,
+    edits_to,
+    unchanged,
+)
 from gpunode.runtime.toml_edit import document
 from gpunode.runtime.trees import Tree, prune
 
@@ -144,7 +153,8 @@ class PodmanEngine:
         hooks = self._hooks(config)
         handlers = desired.handlers if desired.default or not desired.cdi else ()
         draft = configured(config, handlers, desired.default)
-        edits = (*edits_to(self.host, draft.texts, DROP_IN), *(hooks if desired.cdi else ()))
+        own = edits_to(self.host, draft.texts) or (unchanged(self.host, DROP_IN),)
+        edits = (*own, *(hooks if desired.cdi else ()))
         # undoing the runtime does not restore a hook that is removed here
         had = any(name in config.runtimes for name in desired.names) or bool(hooks and desired.cdi)
         notes = self._notes(config, desired, handlers, hooks)
@@ -156,7 +166,7 @@ class PodmanEngine:
         """Remove the runtimes from the administrator's files, and NVIDIA's old hook."""
         config = self._config()
         draft = removed(config, unwanted)
-        edits = edits_to(self.host, draft.texts, DROP_IN)
+        edits = edits_to(self.host, draft.texts) or (unchanged(self.host, DROP_IN),)
         return self.restoring((*edits, *self._hooks(config)), unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:

@@ -9,69 +9,96 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpunode.facts.containerd import ContainerdConfig, load_config, merge
-from gpunode.facts.daemons import Daemon
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
-from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import containerd_check, toml_edit
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
 from gpunode.runtime.containerd_plan import take_out
-from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig, decode
+from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig, edits_to
 from gpunode.runtime.trees import Tree
 
-PROGRAM = "/usr/bin/nvidia-container-runtime"
 DROP_IN_NAME = "99-nvidia.toml"
 MERGES_DEEPLY = (2,)  # the first containerd that merges a drop-in key by key
 
 
 @dataclass(frozen=True)
-class DistributionEngine:
+class DistributionEngine(ContainerdEngine):
     """The common part of the engines: a distribution's containerd."""
 
-    host: Host
-    daemon: Daemon
+    def _load(self, path: str) -> ContainerdConfig:
+        """A file with its imports; `ConfigError` for what that containerd can't load either."""
+        config = load_config(self.host, path, self.daemon.version)
+        for name in config.files:
+            refuse_wrong_types(config.trees[name], name, self._text(name))
+        return config
 
-    @property
-    def program(self) -> str:
-        """containerd needs an absolute path."""
-        return PROGRAM
+    def _edited(self, config: ContainerdConfig, path: str, desired: DesiredConfig) -> tuple[FileEdit, ...]:
+        """The edit that adds `desired` to the one file `path`; none if `config` means the same already."""
+        tables = {handler.name: runtime_table(config, None, handler, False) for handler in desired.handlers}
+        default = desired.default in ("", config.default_runtime)
+        cdi = has_cdi(config) or not desired.cdi
+        old = self._text(path)
+        copied = _of_a_copy(old, path, config.plugin) if desired.replace and path != config.path else None
+        there = all(config.runtimes.get(name) == table for name, table in tables.items())
+        if default and cdi and there and copied is None:
+            return ()
+        tables = {**(copied or {}), **tables}
+        containerd: Tree = {"runtimes": tables} if tables else {}
+        if desired.default:
+            containerd["default_runtime_name"] = desired.default
+        cri: Tree = {"containerd": containerd} if containerd else {}
+        if not cdi:
+            cri["enable_cdi"] = True
+        version = None if path == config.path else config.version
+        text = with_patch(old if copied is None else "", {"plugins": {config.plugin: cri}}, path, version)
+        return edits_to(self.host, {path: text})
 
-    def query(self) -> Active:
-        """The status of the CRI at the distribution's socket; `DaemonError` if it doesn't answer."""
-        return ContainerdEngine(self.host, self.daemon).query()
+    def _taken_out(self, paths: Iterable[str], unwanted: UnwantedConfig) -> tuple[FileEdit, ...]:
+        """Edits that remove the runtimes from these drop-ins, from any author; emptied ones are removed.
 
+        A default that one of them set needs no replacement: the file below it names its own.
+        """
+        texts: dict[str, str | None] = {}
+        plain = replace(unwanted, previous_default="")
+        for path in paths:
+            text = self._text(path)
+            after = toml_edit.edit(text, lambda tree: take_out(tree, plain), path)
+            emptied = after != text and parse_toml(after, path).keys() <= {"version"}
+            if after != text:
+                texts[path] = None if emptied else after
+        return edits_to(self.host, texts)
 
-def load(host: Host, path: str, release: tuple[int, ...]) -> ContainerdConfig:
-    """A containerd's file with its imports; `ConfigError` for what that containerd can't load either."""
-    config = load_config(host, path, release)
-    for name in config.files:
-        refuse_wrong_types(config.trees[name], name, decode(host.read_bytes(name), name))
-    return config
+    def _plan(self, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: tuple[str, str]) -> Plan:
+        """A plan that shows the active file as unchanged if there is nothing to write."""
+        content = config.main_text.encode() if config.exists else None
+        untouched = FileEdit(config.path, content, content)
+        return Plan(self.daemon.manager, edits or (untouched,), *verb, config_version=config.version)
 
+    def _let_read(
+        self,
+        config: ContainerdConfig,
+        rendered: tuple[FileEdit, ...],
+        expected: DesiredConfig | None,
+        programs: tuple[Handler, ...] = (),
+    ) -> tuple[str, ...]:
+        """Let containerd read `rendered`, the distribution's result of a plan; returns notes.
 
-def edited(host: Host, config: ContainerdConfig, path: str, desired: DesiredConfig) -> tuple[FileEdit, ...]:
-    """The edit that adds `desired` to the one file `path`; none if `config` means the same already."""
-    tables = {handler.name: runtime_table(config, None, handler, False) for handler in desired.handlers}
-    default = desired.default in ("", config.default_runtime)
-    cdi = has_cdi(config) or not desired.cdi
-    before = host.read_bytes(path)
-    old = decode(before, path)
-    copied = _of_a_copy(old, path, config.plugin) if desired.replace and path != config.path else None
-    there = all(config.runtimes.get(name) == table for name, table in tables.items())
-    if default and cdi and there and copied is None:
+        `programs` are the runtimes that the distribution will register by itself.
+        """
+        reader = self._validator
+        if reader is None:
+            name = self.daemon.manager
+            return (f"{name}'s containerd did not validate the new configuration: no program was found",)
+        before = reader.active(exists=config.exists)
+        merged = reader.staged(containerd_check.laid_over(self.host, config.files, rendered))
+        if expected is not None:
+            containerd_check.must_have(merged, expected, config.path)
+            if before is not None and not expected.replace:  # what a copy hid becomes active
+                desired = replace(expected, handlers=(*expected.handlers, *programs))
+                containerd_check.must_keep(before, merged, desired, config.path)
         return ()
-    tables = {**(copied or {}), **tables}
-    containerd: Tree = {"runtimes": tables} if tables else {}
-    if desired.default:
-        containerd["default_runtime_name"] = desired.default
-    cri: Tree = {"containerd": containerd} if containerd else {}
-    if not cdi:
-        cri["enable_cdi"] = True
-    version = None if path == config.path else config.version
-    text = laid_over(old if copied is None else "", {"plugins": {config.plugin: cri}}, path, version)
-    return (edit_of(path, before, text),)
 
 
 def _of_a_copy(text: str, path: str, plugin: str) -> Tree | None:
@@ -83,20 +110,12 @@ def _of_a_copy(text: str, path: str, plugin: str) -> Tree | None:
     return {name: dig(section, "containerd", "runtimes", name) for name in nvidia_handlers(section)}
 
 
-def away(daemon: Daemon) -> str:
-    """What users lose when the distribution's service restarts."""
-    servers = ("k3s.service", "rke2-server.service", "k0scontroller.service")
-    return "pods keep running" + (
-        ", this server's API is unavailable during the restart" if daemon.unit in servers else ""
-    )
-
-
 def has_cdi(config: ContainerdConfig) -> bool:
     """Whether this containerd's CDI is on; from 2.0 on it is unless a file disables it."""
     return config.cri.get("enable_cdi", config.release >= MERGES_DEEPLY) is True
 
 
-def laid_over(text: str, patch: Tree, path: str, version: int | None = None) -> str:
+def with_patch(text: str, patch: Tree, path: str, version: int | None = None) -> str:
     """A TOML text with the patch merged into it key by key.
 
     With `version` it is a drop-in that must have this exact version: one of another version is replaced.
@@ -111,35 +130,6 @@ def laid_over(text: str, patch: Tree, path: str, version: int | None = None) -> 
     return toml_edit.edit(text, mutate, path)
 
 
-def taken_out(host: Host, paths: Iterable[str], unwanted: UnwantedConfig) -> tuple[FileEdit, ...]:
-    """Edits that remove the runtimes from these drop-ins, from any author; emptied ones are removed.
-
-    A default that one of them set needs no replacement: the file below it names its own.
-    """
-    edits = []
-    plain = replace(unwanted, previous_default="")
-    for path in paths:
-        before = host.read_bytes(path)
-        text = decode(before, path)
-        after = toml_edit.edit(text, lambda tree: take_out(tree, plain), path)
-        emptied = after != text and parse_toml(after, path).keys() <= {"version"}
-        if after != text:
-            edits.append(edit_of(path, before, None if emptied else after))
-    return tuple(edits)
-
-
-def edit_of(path: str, before: bytes | None, text: str | None) -> FileEdit:
-    """A file's edit to this text; None removes it."""
-    return FileEdit(path, before, None if text is None else text.encode())
-
-
-def plan_of(
-    daemon: Daemon, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: tuple[str, str]
-) -> Plan:
-    """A plan that shows the active file as unchanged if there is nothing to write."""
-    return Plan(daemon.manager, edits or (untouched(config),), *verb, config_version=config.version)
-
-
 def with_history(plan: Plan, config: ContainerdConfig, desired: DesiredConfig) -> Plan:
     """The plan with what a removal must know: the earlier default and runtimes, and whether CDI was off."""
     return replace(
@@ -148,36 +138,3 @@ def with_history(plan: Plan, config: ContainerdConfig, desired: DesiredConfig) -
         had_runtime=any(name in config.runtimes for name in desired.names),
         switched_cdi=desired.cdi and not has_cdi(config),
     )
-
-
-def untouched(config: ContainerdConfig) -> FileEdit:
-    """The main file, unchanged."""
-    content = config.main_text.encode() if config.exists else None
-    return FileEdit(config.path, content, content)
-
-
-def validate(
-    host: Host,
-    daemon: Daemon,
-    config: ContainerdConfig,
-    rendered: tuple[FileEdit, ...],
-    expected: DesiredConfig | None,
-    programs: tuple[Handler, ...] = (),
-) -> tuple[str, ...]:
-    """Let containerd read `rendered`, the distribution's result of a plan; returns notes.
-
-    `programs` are the runtimes that the distribution will register by itself.
-    """
-    if daemon.binary is None or not host.live:
-        return (
-            f"{daemon.manager}'s containerd did not validate the new configuration: no program was found",
-        )
-    reader = containerd_check.ConfigReader(host, daemon.binary, config.path)
-    before = reader.active(exists=config.exists)
-    merged = reader.staged(containerd_check.laid_over(host, config.files, rendered))
-    if expected is not None:
-        containerd_check.must_have(merged, expected, config.path)
-        if before is not None and not expected.replace:  # what a copy hid becomes active
-            desired = replace(expected, handlers=(*expected.handlers, *programs))
-            containerd_check.must_keep(before, merged, desired, config.path)
-    return ()
