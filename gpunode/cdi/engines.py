@@ -29,6 +29,7 @@ from gpunode.cdi.spec import (
     oldest,
 )
 from gpunode.errors import GpunodeError
+from gpunode.facts.cdi import unlisted
 from gpunode.facts.containerd import find_containerd
 from gpunode.facts.crio import find_crio
 from gpunode.facts.daemons import Daemon
@@ -37,7 +38,6 @@ from gpunode.facts.effective import configured
 from gpunode.facts.podman import find_podman
 from gpunode.host import Host
 
-_STANDARD_REAL = "/run/cdi"  # /var/run is a link to /run
 _FINDERS: dict[str, Callable[[Host], Daemon | None]] = {
     "containerd": find_containerd,
     "crio": find_crio,
@@ -62,11 +62,11 @@ def installed(host: Host, names: Iterable[str] = tuple(_FINDERS)) -> tuple[Daemo
 def specification_paths(host: Host, engines: Iterable[Daemon]) -> tuple[str, ...]:
     """`STANDARD`, and the same file in the last directory of each engine that doesn't read that one."""
     paths = [STANDARD]
-    standard, _, name = STANDARD.rpartition("/")
+    standard, _, name = STANDARD.rpartition("/")  # the last of the default directories
     for engine in engines:
         listed = [place.rstrip("/") for place in configured(host, engine).cdi_directories]
         directories = [place for place in listed if place.startswith("/")]
-        if directories and not {standard, _STANDARD_REAL} & set(directories):
+        if directories and standard in unlisted(directories):
             paths.append(f"{directories[-1]}/{name}")
     return tuple(dict.fromkeys(paths))
 

@@ -7,13 +7,13 @@ from gpunode.checks.fixes import per_family
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip
 from gpunode.errors import ConfigError
 from gpunode.facts import tables
+from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.engines import podman_role
 from gpunode.facts.node import Node
 from gpunode.facts.podman import PodmanConfig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 
 _KEY = "cdi_spec_dirs"
-_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # podman's default, as every engine's
 _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
 
 
@@ -74,7 +74,7 @@ def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ..
     if settable and directories:
         return directories
     forgot = settable and not tables.can("podman", "cdi-both-directories", version)
-    return _DIRECTORIES[:1] if forgot else _DIRECTORIES
+    return DIRECTORIES[:1] if forgot else DIRECTORIES
 
 
 def _hooks_dir(node: Node) -> tuple[str, ...]:
@@ -91,4 +91,4 @@ def _place(files: PodmanConfig, release: str) -> Evidence:
         number = next((number for number, line in lines if line.strip().startswith(_KEY)), None)
         if number:
             return seen(file.path, f"{_KEY} = {list(files.strings(_KEY))}", number)
-    return seen(f"podman {release}", f"reads only {_DIRECTORIES[0]}")
+    return seen(f"podman {release}", f"reads only {DIRECTORIES[0]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from gpunode.host.documents import load
 if TYPE_CHECKING:
     from gpunode.gpu.model import Inventory
 
-# the CDI specification's default directories; the later one wins for a device that both have
+# the CDI specification's default directories, and every engine's; the later one wins for a device that both
+# have
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 EXTENSIONS = ("json", "yaml")  # engines read no other (`scanSpecDirs` in CDI's spec-dirs.go), .yml included
 VENDOR = "nvidia.com"
@@ -98,6 +99,12 @@ class CdiSpec:
     def _all(self) -> Iterator[CdiEdits]:
         yield self.edits
         yield from (device.edits for device in self.devices)
+
+
+def unlisted(directories: Iterable[str]) -> tuple[str, ...]:
+    """Those of `DIRECTORIES` that an engine with this list doesn't read; /var/run is a link to /run."""
+    listed = {f"/var{directory}" if directory.startswith("/run/") else directory for directory in directories}
+    return tuple(directory for directory in DIRECTORIES if directory not in listed)
 
 
 def nvidia_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[CdiSpec, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.errors import GpunodeError, Unreadable
+from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.containerd import load_config
 from gpunode.facts.crio import CrioFile, drop_in_directory, load_crio
 from gpunode.facts.daemons import Daemon, reader
@@ -19,7 +20,6 @@ from gpunode.facts.writers import GeneratedCopy, generated_copy
 from gpunode.host import Host
 from gpunode.output.typed import as_strings, as_text
 
-CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # every engine's default
 COMMAND_LINE = "its command line"  # where a handler comes from a flag
 _CONTAINERD_CDI_ON, _DOCKER_CDI_ON = (2, 0), (28, 2)  # on from this release, unless switched off
 
@@ -63,7 +63,7 @@ class Configured:
     handlers: tuple[ConfiguredHandler, ...] = ()
     default: str = ""
     cdi: bool | None = None
-    cdi_directories: tuple[str, ...] = CDI_DIRECTORIES
+    cdi_directories: tuple[str, ...] = DIRECTORIES
     problem: str = ""
     readable: bool = True
 
@@ -193,4 +193,4 @@ def _since(daemon: Daemon, version: tuple[int, ...]) -> bool:
 
 
 def _directories(value: Any) -> tuple[str, ...]:
-    return as_strings(value) or CDI_DIRECTORIES
+    return as_strings(value) or DIRECTORIES

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gpunode.errors import ConfigError
+from gpunode.facts.cdi import unlisted
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, merge
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.facts.writers import GeneratedCopy, generated_copy, is_nvidia_program, nvidia_writer
@@ -34,8 +35,6 @@ from gpunode.runtime.containerd_files import (
 )
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 from gpunode.runtime.trees import Mutation, Tree, in_turn, prune
-
-_CDI_DIRECTORIES = (("/etc/cdi",), ("/var/run/cdi", "/run/cdi"))
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ def _about_cdi(state: State, desired: DesiredConfig) -> tuple[str, ...]:
         )
     listed = state.config.cri.get("cdi_spec_dirs")
     if isinstance(listed, list):
-        unread = [names[0] for names in _CDI_DIRECTORIES if not any(name in listed for name in names)]
+        unread = unlisted(map(str, listed))
         if unread:
             notes.append(
                 f"cdi_spec_dirs in {state.config.path} leaves out {' and '.join(unread)}:"

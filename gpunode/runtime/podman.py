@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, UsageError, ValidationError
+from gpunode.facts.cdi import DIRECTORIES, unlisted
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.podman import CONFIG, DROP_INS, PodmanConfig, load_podman
 from gpunode.facts.toml import dig, parse_toml
@@ -98,8 +99,6 @@ def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> Draft:
 
 # CDI in CRI-O and podman, which have no switch for it: remove the old hook, check the directories.
 
-_DIRECTORIES = {"/etc/cdi", "/var/run/cdi", "/run/cdi"}
-
 
 def hook_removals(host: Host, directories: Iterable[str]) -> tuple[FileEdit, ...]:
     """Edits that remove NVIDIA's old OCI hooks from these directories."""
@@ -118,11 +117,11 @@ def injects_twice(path: str) -> str:
 def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
     """The note about an engine that reads none of CDI's own directories; "" if it reads one."""
     names = tuple(directories)
-    if _DIRECTORIES & set(names):
+    if unlisted(names) != DIRECTORIES:
         return ""
     return (
         f"cdi_spec_dirs {where} is {', '.join(names) or 'empty'}: {engine} does not read specifications in"
-        " /etc/cdi or /var/run/cdi until the list includes one of them"
+        f" {' or '.join(DIRECTORIES)} until the list includes one of them"
     )
 
 

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.effective import CDI_DIRECTORIES, ConfigFile, Configured, ConfiguredHandler
+from gpunode.facts.effective import ConfigFile, Configured, ConfiguredHandler
 from gpunode.facts.writers import GeneratedCopy
 from gpunode.runtime.drift import Remedies, drift
 from gpunode.runtime.engine import Active
 
 PATH = "/usr/bin/nvidia-container-runtime"
 NVIDIA = ConfiguredHandler("nvidia", PATH, "/etc/x.toml")
-FILES = Configured((ConfigFile("/etc/x.toml", "main", ""),), (NVIDIA,), "runc", True, CDI_DIRECTORIES)
+FILES = Configured((ConfigFile("/etc/x.toml", "main", ""),), (NVIDIA,), "runc", True, DIRECTORIES)
 ACTIVE = Active(("runc", "nvidia"), "runc", (("nvidia", PATH),), cdi=True)
 REMEDIES = Remedies("reload it", "restart it")
 
