@@ -1,4 +1,4 @@
-"""CRI-O on this node: its process, and its merged configuration.
+"""CRI-O on this node: its process, the merged configuration of its files, and the running one.
 
 How CRI-O reads it (pkg/config/config.go, the same from 1.20 to 1.37): the main file, then *every* file below
 the drop-in directory, in lexical order, whatever its name, including hidden ones, ``*.bak`` and
@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from gpunode.errors import ConfigError, GpunodeError
+from gpunode.daemons.http import UnixHttp
+from gpunode.errors import ConfigError, DaemonError, GpunodeError
 from gpunode.facts.containerd import cri_version
 from gpunode.facts.daemons import Daemon, Kind, locate, socket_path
 from gpunode.facts.processes import environment, option_value, running
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import read_unit
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import dig, parse_toml, toml
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
@@ -30,6 +31,13 @@ from gpunode.output.typed import as_dict, as_text
 DEFAULT_CONFIG = "/etc/crio/crio.conf"
 DEFAULT_DIRECTORY = "/etc/crio/crio.conf.d"
 DEFAULT_SOCKET = "/var/run/crio/crio.sock"
+_ANSWER_SECONDS = 10.0
+_HINTS = {
+    "absent": "start CRI-O: systemctl start crio",
+    "refused": "no process listens on the socket: systemctl restart crio",
+    "denied": "run as root, for example with sudo",
+    "timeout": "the daemon hangs: journalctl -u crio -n 50",
+}
 _CONFIG_FLAGS = ("--config", "-c")
 _DIRECTORY_FLAGS = ("--config-dir", "-d")
 # internal/criocli/criocli.go, the relevant flags
@@ -254,3 +262,25 @@ def toolkit_runtimes(text: str) -> tuple[str, ...]:
     if not isinstance(listed, list):
         return _TOOLKIT_DEFAULT
     return tuple(entry for entry in listed if isinstance(entry, str))
+
+
+def running_config(host: Host, socket: str, timeout: float = _ANSWER_SECONDS) -> dict[str, Any]:
+    """The running daemon's configuration, its files and flags merged; `DaemonError` if it doesn't report it.
+
+    CRI-O serves it as TOML over HTTP at ``/config``, beside the CRI's gRPC on one socket (server/inspect.go;
+    ``crio status`` requests the same).
+    """
+    http = UnixHttp(host, socket, _HINTS, "journalctl -u crio -n 50")
+    if host.live:
+        text = http.response("GET", "/config", timeout=timeout).body.decode("utf-8", "replace")
+        host.heard("daemons", socket, {"config": text})
+    else:
+        text = http.recall("config", str)
+    try:
+        return toml(text)
+    except (ValueError, RecursionError) as error:
+        raise DaemonError(
+            f"{socket} returned invalid TOML for /config: {error}",
+            hint=f"find the process that listens on it: ss -xlp src {socket}",
+            code="malformed",
+        ) from error

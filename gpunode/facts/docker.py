@@ -25,12 +25,11 @@ from gpunode.facts.daemons import (
 from gpunode.facts.processes import Process, environment, option_value, option_values, running
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.facts.tables import can, table
-from gpunode.facts.toml import dig
+from gpunode.facts.toml import dig, toml
 from gpunode.facts.toolkit import DEFAULT_PATH, find_toolkit
 from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
-from gpunode.host.documents import toml
 from gpunode.output.typed import as_strings
 
 # dockerd's daemon.json as text: its settings, syntax errors, and the socket that its daemon listens on.

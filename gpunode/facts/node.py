@@ -28,7 +28,16 @@ from gpunode.facts import (
 from gpunode.facts.boot import chosen_release
 from gpunode.facts.cdi import CdiSpec, nvidia_specs
 from gpunode.facts.containerd import DEFAULT_SOCKET, ContainerdConfig, find_containerd, load_config
-from gpunode.facts.crio import CrioConfig, drop_in_directory, find_crio, load_crio
+from gpunode.facts.crio import (
+    DEFAULT_SOCKET as CRIO_SOCKET,
+)
+from gpunode.facts.crio import (
+    CrioConfig,
+    drop_in_directory,
+    find_crio,
+    load_crio,
+    running_config,
+)
 from gpunode.facts.daemons import Daemon, daemon_version
 from gpunode.facts.device_plugins import (
     Operator,
@@ -368,9 +377,7 @@ class Node:
     @topic
     def crio_config(self) -> dict[str, Any]:
         """Configuration of the running CRI-O (``/config``); `DaemonError` if it doesn't report it."""
-        from gpunode.daemons.crio import DEFAULT_SOCKET, CrioApi
-
-        return CrioApi(self.host, self.crio.socket if self.crio else DEFAULT_SOCKET, DAEMON_SECONDS).config()
+        return running_config(self.host, self.crio.socket if self.crio else CRIO_SOCKET, DAEMON_SECONDS)
 
     @topic
     def podman(self) -> Daemon | None:

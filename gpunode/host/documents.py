@@ -1,4 +1,4 @@
-"""Bounded reader for YAML, and so for JSON, that another user or program wrote; and Python's TOML parser.
+"""Bounded reader for YAML, and so for JSON, that another user or program wrote.
 
 YAML 1.1. `read` returns a tree in which every node has its line: nothing is constructed from tags, and
 scalars stay text, because only the schema knows their meaning. What NVIDIA's plugin ignores (a second
@@ -9,7 +9,6 @@ plain data.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,16 +101,6 @@ def load(text: str, *, max_bytes: int = MAX_DATA_BYTES, secret: bool = False) ->
         # PyYAML's constructors trust tags
         message = "a value doesn't have the type that its tag or form requires"
         raise DocumentError(0, message) from (None if secret else error)
-
-
-def toml(text: str) -> dict[str, Any]:
-    """The tree of a TOML document; ValueError, whose message ends with line and column, for anything else."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # the same parser as a package
-    tree: dict[str, Any] = tomllib.loads(text)
-    return tree
 
 
 class _Bounds:

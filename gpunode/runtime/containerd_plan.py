@@ -34,7 +34,7 @@ from gpunode.runtime.containerd_files import (
     snapshotter_without_runtimes,
 )
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
-from gpunode.runtime.trees import Mutation, Tree, in_turn, prune
+from gpunode.runtime.toml_edit import Mutation, Tree, in_turn, prune
 
 
 @dataclass(frozen=True)

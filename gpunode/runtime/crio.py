@@ -35,6 +35,7 @@ from gpunode.facts.crio import (
     load_crio,
     load_file,
     low_level_paths,
+    running_config,
     toolkit_runtimes,
 )
 from gpunode.facts.daemons import Daemon, same_file
@@ -59,8 +60,8 @@ from gpunode.runtime.engine import (
     unchanged,
 )
 from gpunode.runtime.podman import Draft, hook_removals, injects_twice, reads_none
+from gpunode.runtime.toml_edit import Mutation, Tree, in_turn, prune, same
 from gpunode.runtime.toolkit_file import with_settings
-from gpunode.runtime.trees import Mutation, Tree, in_turn, prune, same
 
 # The base of an nvidia handler: which of CRI-O's own low-level handlers it copies.
 
@@ -628,9 +629,7 @@ class CrioEngine:
 
     def query(self) -> Active:
         """Handlers and default from the running configuration; `DaemonError` if CRI-O doesn't answer."""
-        from gpunode.daemons.crio import CrioApi
-
-        tree = CrioApi(self.host, self.daemon.socket).config()
+        tree = running_config(self.host, self.daemon.socket)
         handlers = dig(tree, "crio", "runtime", "runtimes")
         if not isinstance(handlers, dict):
             raise DaemonError(f"CRI-O's /config at {self.daemon.socket} lists no runtimes")

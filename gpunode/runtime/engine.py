@@ -17,8 +17,6 @@ from gpunode.host import NOT_TRUSTED, Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.host.trust import advice
-from gpunode.output.result import many
-from gpunode.runtime.restart import Restarter
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"  # for an engine that needs an absolute path
 
@@ -91,6 +89,12 @@ def decode(data: bytes | None, path: str) -> str:
         raise ConfigError(
             f"{path}:{line}:{column}: not UTF-8", hint=f"look at that line: sed -n {line}p {path} | cat -v"
         ) from error
+
+
+def refuse_untrusted(answer: Completed) -> None:
+    """`PreconditionError` if a daemon's program was not executed, because other users can write it."""
+    if answer.code == NOT_TRUSTED:
+        raise PreconditionError(answer.stderr, hint=advice(answer.stderr))
 
 
 def edits_to(host: Host, texts: Mapping[str, str | None]) -> tuple[FileEdit, ...]:
@@ -251,56 +255,3 @@ class Request:
     def agreed(self, question: str) -> bool:
         """Whether the user accepts this, by `--yes` or an answer; a dry run asks nothing."""
         return self.yes or (not self.dry_run and self.confirm(question))
-
-
-# Refusals of a change, before the first byte is written.
-
-
-def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restarter, request: Request) -> None:
-    """`ConfigError` or `PreconditionError` if the files can't be written or the daemon can't be restarted."""
-    for edit in plan.changed if engine.host.is_root or not request.dry_run else ():
-        _refuse_unwritable(engine.host, edit.path)
-    if plan.confirm and not request.agreed(f"{plan.confirm}. Continue?"):
-        raise PreconditionError(
-            plan.confirm,
-            hint="remove them first, or continue with --yes",
-            code="containers-running",
-        )
-    if plan.verb in ("none", "wait") or request.no_restart or not engine.host.live:
-        return
-    restarter.require(plan.verb)
-    daemon = engine.daemon
-    if request.socket and daemon.process and engine.host.socket_state(daemon.socket) == "absent":
-        raise PreconditionError(
-            f"{daemon.name} runs (pid {daemon.process.pid}) and {daemon.socket} does not exist",
-            hint="leave out --socket, or name the daemon's own",
-        )
-    if active is None or plan.verb != "restart" or active.live_restore:
-        return
-    count = active.running_containers
-    question = f"Restart {plan.engine} and stop {many(count, 'container')}?"
-    if count > 0 and not request.agreed(question):
-        raise PreconditionError(
-            f"restarting {plan.engine} stops its {many(count, 'running container')}: {plan.reason}",
-            hint="continue with --yes, or write now and restart later with --no-restart",
-            code="containers-running",
-        )
-
-
-def refuse_untrusted(answer: Completed) -> None:
-    """`PreconditionError` if a daemon's program was not executed, because other users can write it."""
-    if answer.code == NOT_TRUSTED:
-        raise PreconditionError(answer.stderr, hint=advice(answer.stderr))
-
-
-def _refuse_unwritable(host: Host, path: str) -> None:
-    if host.is_symlink(path) and not host.exists(path):
-        raise ConfigError(
-            f"{path} is a symlink to {host.readlink(path)}, which does not exist",
-            hint=f"create its target or remove the link: rm {path}",
-        )
-    if not host.writable(path):
-        there = path if host.exists(path) else path.rpartition("/")[0]
-        reason = "immutable, or on a read-only file system" if host.is_root else "closed to this user"
-        look = f"lsattr -d {there}; findmnt -T {there}" if host.is_root else f"ls -ld {there}"
-        raise PreconditionError(f"can't write {path}: it is {reason}", hint=f"look at it: {look}")

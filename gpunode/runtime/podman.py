@@ -27,8 +27,7 @@ from gpunode.runtime.engine import (
     edits_to,
     unchanged,
 )
-from gpunode.runtime.toml_edit import document
-from gpunode.runtime.trees import Tree, prune
+from gpunode.runtime.toml_edit import Tree, document, prune
 
 # Plans for podman's files. Pure functions over their text; podman.py reads, validates and queries.
 

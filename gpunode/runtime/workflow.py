@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.errors import GpunodeError, PreconditionError
+from gpunode.errors import ConfigError, GpunodeError, PreconditionError
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal, rollback_command
 from gpunode.host.transaction import attempt, begin
-from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text, change_blocks
+from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text, change_blocks, many
 from gpunode.runtime import find
 from gpunode.runtime.apply import (
     Applied,
     Job,
+    Restarter,
     apply,
     engine_restart,
     query_if_up,
     restarter_of,
     roll_back_all,
 )
-from gpunode.runtime.engine import Active, DesiredConfig, Engine, Plan, Request, refuse
-from gpunode.runtime.restart import Restarter
+from gpunode.runtime.engine import Active, DesiredConfig, Engine, Plan, Request
 
 OPERATION = "configure-runtime"
 REMOVAL = "unconfigure-runtime"
@@ -339,3 +339,50 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
     if not refusals:
         return result
     return replace(result, status="fail", exit_code=ExitCode.PRECONDITION, errors=tuple(refusals))
+
+
+# Refusals of a change, before the first byte is written.
+
+
+def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restarter, request: Request) -> None:
+    """`ConfigError` or `PreconditionError` if the files can't be written or the daemon can't be restarted."""
+    for edit in plan.changed if engine.host.is_root or not request.dry_run else ():
+        _refuse_unwritable(engine.host, edit.path)
+    if plan.confirm and not request.agreed(f"{plan.confirm}. Continue?"):
+        raise PreconditionError(
+            plan.confirm,
+            hint="remove them first, or continue with --yes",
+            code="containers-running",
+        )
+    if plan.verb in ("none", "wait") or request.no_restart or not engine.host.live:
+        return
+    restarter.require(plan.verb)
+    daemon = engine.daemon
+    if request.socket and daemon.process and engine.host.socket_state(daemon.socket) == "absent":
+        raise PreconditionError(
+            f"{daemon.name} runs (pid {daemon.process.pid}) and {daemon.socket} does not exist",
+            hint="leave out --socket, or name the daemon's own",
+        )
+    if active is None or plan.verb != "restart" or active.live_restore:
+        return
+    count = active.running_containers
+    question = f"Restart {plan.engine} and stop {many(count, 'container')}?"
+    if count > 0 and not request.agreed(question):
+        raise PreconditionError(
+            f"restarting {plan.engine} stops its {many(count, 'running container')}: {plan.reason}",
+            hint="continue with --yes, or write now and restart later with --no-restart",
+            code="containers-running",
+        )
+
+
+def _refuse_unwritable(host: Host, path: str) -> None:
+    if host.is_symlink(path) and not host.exists(path):
+        raise ConfigError(
+            f"{path} is a symlink to {host.readlink(path)}, which does not exist",
+            hint=f"create its target or remove the link: rm {path}",
+        )
+    if not host.writable(path):
+        there = path if host.exists(path) else path.rpartition("/")[0]
+        reason = "immutable, or on a read-only file system" if host.is_root else "closed to this user"
+        look = f"lsattr -d {there}; findmnt -T {there}" if host.is_root else f"ls -ld {there}"
+        raise PreconditionError(f"can't write {path}: it is {reason}", hint=f"look at it: {look}")

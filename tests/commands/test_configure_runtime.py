@@ -17,8 +17,8 @@ import pytest
 from gpunode.commands import configure_runtime, journal, toolkit_config, unconfigure_runtime
 from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
+from gpunode.facts.toml import toml
 from gpunode.host import Host
-from gpunode.host.documents import toml
 from gpunode.host.journal import KEEP, Journal
 from gpunode.output.result import Diff, ExitCode, Result
 from gpunode.runtime.engine import Request

@@ -4,8 +4,7 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.toml import as_key, as_value
-from gpunode.host.documents import toml
+from gpunode.facts.toml import as_key, as_value, toml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = st.one_of(

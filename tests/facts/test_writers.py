@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.facts.toml import toml
 from gpunode.facts.writers import (
     GPU_OPERATOR,
     NVIDIA_CTK,
@@ -13,7 +14,6 @@ from gpunode.facts.writers import (
     generated_copy,
     nvidia_writer,
 )
-from gpunode.host.documents import toml
 
 P2 = "io.containerd.grpc.v1.cri"
 MAIN = f"""\

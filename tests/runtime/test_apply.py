@@ -31,10 +31,10 @@ from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.transaction import recover, uninterrupted
 from gpunode.runtime import apply as apply_module
 from gpunode.runtime import find
-from gpunode.runtime.apply import Job, apply, engine_restart, roll_back_all
+from gpunode.runtime.apply import Job, Restarter, apply, engine_restart, roll_back_all
 from gpunode.runtime.docker import DockerEngine
-from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, Request, UnwantedConfig, refuse
-from gpunode.runtime.restart import Restarter
+from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, Request, UnwantedConfig
+from gpunode.runtime.workflow import refuse
 from tests.silent import SilentProgress
 
 WANTED = DesiredConfig((Handler("nvidia", "/n"),))

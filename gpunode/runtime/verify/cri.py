@@ -17,14 +17,19 @@ from typing import Any
 
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri, CriStatus
-from gpunode.daemons.crio import CrioApi
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES
-from gpunode.facts.crio import DEFAULT_SOCKET, compiled_default, drop_in_directory, find_crio, load_crio
+from gpunode.facts.crio import (
+    DEFAULT_SOCKET,
+    compiled_default,
+    drop_in_directory,
+    find_crio,
+    load_crio,
+    running_config,
+)
 from gpunode.facts.daemons import Daemon, parse_version
-from gpunode.facts.toml import dig
+from gpunode.facts.toml import dig, toml
 from gpunode.host import Host
-from gpunode.host.documents import toml
 from gpunode.output.result import Progress
 from gpunode.output.typed import as_strings, as_text
 from gpunode.runtime.find import FINDERS
@@ -361,7 +366,7 @@ class _Settings:
 def _settings(host: Host, socket: str, daemon: Daemon | None) -> _Settings:
     """The running daemon's settings; those of its files if it doesn't answer that query."""
     try:
-        tree = CrioApi(host, socket).config()
+        tree = running_config(host, socket)
     except DaemonError:
         return _from_files(host, daemon)
     runtimes = dig(tree, "crio", "runtime", "runtimes")
