@@ -185,7 +185,7 @@ class ContainerdEngine:
             effective=self._effective(config, texts, partly=bool(without)),
             drop_in=drop_in,
             drop_in_forced=bool(self.drop_in),
-            systemd_cgroup=self._wants_systemd_cgroup(),
+            systemd_cgroup=(not config.exists or bool(config.disabled)) and self._wants_systemd_cgroup(),
             neighbours=self._neighbours((path, *config.files, drop_in), without),
         )
 
