@@ -28,9 +28,8 @@ from gpunode.cdi.locations import (
     rivals,
 )
 from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
-from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DriverRootOption, DryRunOption, Strings, refuse_both
+from gpunode.commands.options import DriverRootOption, DryRunOption, Strings, one_of, refuse_both
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs

@@ -32,8 +32,7 @@ from gpunode.checks.report import (
     reboot,
 )
 from gpunode.checks.runner import EVERY, Selection, run_checks
-from gpunode.commands import completion
-from gpunode.commands.options import Strings, changed
+from gpunode.commands.options import Strings, changed, check_ids
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cuda import release_of
@@ -300,9 +299,7 @@ class DiagnosisOptions:
 
     only: Annotated[
         Strings,
-        typer.Option(
-            "--only", metavar="ID,...", help="Run only these checks.", autocompletion=completion.checks
-        ),
+        typer.Option("--only", metavar="ID,...", help="Run only these checks.", autocompletion=check_ids),
     ] = None
     skip: Annotated[
         Strings,
@@ -310,7 +307,7 @@ class DiagnosisOptions:
             "--skip",
             metavar="ID,...[:REASON]",
             help="Skip these checks.",
-            autocompletion=completion.checks,
+            autocompletion=check_ids,
         ),
     ] = None
     ignore: Annotated[
@@ -319,7 +316,7 @@ class DiagnosisOptions:
             "--ignore",
             metavar="ID,...[:REASON]",
             help="Count errors of these checks as warnings; all: every check.",
-            autocompletion=completion.checks,
+            autocompletion=check_ids,
         ),
     ] = None
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.")] = False
@@ -378,7 +375,7 @@ def doctor(
             metavar="[ID]...",
             help="Checks to run, as --only; with --compare, reports.",
             show_default="all",
-            autocompletion=completion.checks,
+            autocompletion=check_ids,
         ),
     ] = None,
     options: DiagnosisOptions = DiagnosisOptions(),

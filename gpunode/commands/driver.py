@@ -9,9 +9,16 @@ from typing import Annotated
 
 import typer
 
-from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import LOCK_SECONDS, DryRunOption, HoldOption, KeyOption, LockOption, YesOption
+from gpunode.commands.options import (
+    LOCK_SECONDS,
+    DryRunOption,
+    HoldOption,
+    KeyOption,
+    LockOption,
+    YesOption,
+    one_of,
+)
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts import driver

@@ -12,7 +12,7 @@ from gpunode.checks.catalogue import ALL_CHECKS, find_check
 from gpunode.checks.finding import Fix
 from gpunode.checks.fixes import FAMILIES
 from gpunode.checks.model import Check
-from gpunode.commands.completion import checks
+from gpunode.commands.options import check_ids
 from gpunode.commands.session import Session, verb
 from gpunode.output.result import Block, Cell, Result, Style, Table, Text
 
@@ -159,7 +159,9 @@ def explain(
     check: Annotated[
         str,
         typer.Argument(
-            metavar="[ID]", help="Check to explain; without it, all checks are listed.", autocompletion=checks
+            metavar="[ID]",
+            help="Check to explain; without it, all checks are listed.",
+            autocompletion=check_ids,
         ),
     ] = "",
 ) -> Result:

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.commands.completion import journal_entries
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
     DryRunOption,
     NoRestartOption,
     RestartCommandOption,
     YesOption,
+    journal_entries,
     refuse_both,
 )
 from gpunode.commands.session import Session, verb

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.completion import one_of, resources
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DriverRootOption, Strings
+from gpunode.commands.options import DriverRootOption, Strings, one_of, resource_names
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.facts.images import vector_add_image
@@ -474,7 +473,7 @@ def manifests_all(
             metavar="NAME",
             help="Resource that the pod requests.",
             show_default="nvidia.com/gpu or amd.com/gpu",
-            autocompletion=resources,
+            autocompletion=resource_names,
         ),
     ] = "",
 ) -> Result:
@@ -586,7 +585,10 @@ def manifests_vector_add(
     resource: Annotated[
         str,
         typer.Option(
-            "--resource", metavar="NAME", help="Resource that the pod requests.", autocompletion=resources
+            "--resource",
+            metavar="NAME",
+            help="Resource that the pod requests.",
+            autocompletion=resource_names,
         ),
     ] = "nvidia.com/gpu",
     namespace: Annotated[

@@ -11,7 +11,6 @@ import typer
 
 from gpunode.commands import mig_apply as apply_command
 from gpunode.commands import mig_plan as plan_command
-from gpunode.commands.completion import mig_labels, one_of
 from gpunode.commands.help_page import command_group
 from gpunode.commands.mig_apply import MigLabels
 from gpunode.commands.options import (
@@ -21,6 +20,8 @@ from gpunode.commands.options import (
     NodeOption,
     ServerOption,
     Strings,
+    mig_labels,
+    one_of,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError

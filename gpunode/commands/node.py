@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpunode.commands.completion import resources
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
     WAIT,
@@ -21,6 +20,7 @@ from gpunode.commands.options import (
     NodeOption,
     ServerOption,
     duration_option,
+    resource_names,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -50,7 +50,7 @@ def node_advertise(
             "--resource",
             metavar="NAME",
             help="Extended resource, such as nvidia.com/gpu.",
-            autocompletion=resources,
+            autocompletion=resource_names,
         ),
     ],
     count: Annotated[

@@ -1,15 +1,87 @@
-"""Options that several commands share, with their help."""
+"""Options that several commands share, with their help, and the values of options that Tab offers."""
 
 import inspect
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gpunode.commands.completion import engines, one_of
 from gpunode.errors import UsageError
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
+# Values that Tab offers, for `autocompletion` of options and arguments.
 
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# NVIDIA MIG User Guide, "Supported MIG Profiles", without the variants with media engines; NVML isn't queried
+# for a Tab, because it may hang
+_MIG_PROFILES = (
+    *("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"),  # A100 40 GB
+    *("1g.6gb", "2g.12gb", "4g.24gb"),  # A30
+    *("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),  # A100 and H100 80 GB
+    *("1g.12gb", "2g.24gb", "3g.48gb", "4g.48gb", "7g.96gb"),  # H100 96 GB, GH200
+    *("1g.18gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"),  # H200
+    *("1g.23gb", "2g.45gb", "3g.90gb", "4g.90gb", "7g.180gb"),  # B200
+    *("1g.24gb", "2g.48gb", "4g.96gb"),  # RTX PRO 6000 Blackwell
+)
+
+
+def one_of(*choices: str, comma: bool = False) -> Callable[[str], list[str]]:
+    """Completions from a fixed set; with `comma` the option takes several values, separated by commas."""
+
+    def offered(incomplete: str) -> list[str]:
+        before = incomplete[: incomplete.rfind(",") + 1] if comma else ""
+        return [before + word for word in choices]
+
+    return offered
+
+
+def engine_names(incomplete: str) -> list[str]:
+    """Names of container engines."""
+    from gpunode.runtime.find import FINDERS
+
+    return [*FINDERS, "auto"]
+
+
+def check_ids(incomplete: str) -> list[tuple[str, str]]:
+    """IDs of the checks, with their titles."""
+    from gpunode.checks.catalogue import ALL_CHECKS
+
+    return [(check.id, check.title) for check in ALL_CHECKS]
+
+
+def resource_names(incomplete: str) -> list[str]:
+    """Resources of NVIDIA's GPUs and MIG devices."""
+    return ["nvidia.com/gpu", *(f"nvidia.com/mig-{profile}" for profile in _MIG_PROFILES)]
+
+
+def journal_entries(ctx: typer.Context) -> list[str]:
+    """IDs of the journal's entries, if this user may read it."""
+    from gpunode.host import Host
+    from gpunode.host.journal import Journal
+
+    roots = (context.params.get("root") for context in (ctx, ctx.find_root()))
+    root = next((Path(value) for value in roots if value), Path("/"))
+    return _plain(entry.id for entry in Journal.of(Host(root.absolute())).entries())
+
+
+def mig_labels(ctx: typer.Context) -> list[str]:
+    """Names of the configurations in the file of --config-file."""
+    from gpunode.commands.mig_plan import read
+
+    path = ctx.params.get("config_file")
+    if not path or not Path(path).is_file():  # standard input is the terminal's, and a pipe may block
+        return []
+    return _plain(read(path)[1].labels)
+
+
+def _plain(names: Iterable[str]) -> list[str]:
+    """The names without those that zsh, which evaluates completions, might take for something else."""
+    return [name for name in names if _PLAIN.fullmatch(name)]
+
+
+# The options.
 
 Strings = list[str] | None
 
@@ -64,7 +136,7 @@ RuntimeOption = Annotated[
         metavar="ENGINE",
         help=f"{ENGINES_HELP}.",
         show_default=_AUTO,
-        autocompletion=engines,
+        autocompletion=engine_names,
     ),
 ]
 RuntimesOption = Annotated[
@@ -74,7 +146,7 @@ RuntimesOption = Annotated[
         metavar="ENGINE,...",
         help=f"{ENGINES_HELP}.",
         show_default=_AUTO,
-        autocompletion=engines,
+        autocompletion=engine_names,
     ),
 ]
 NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="Name of the runtime in the engine.")]

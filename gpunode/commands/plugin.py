@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpunode import __version__
-from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import StateDirOption
+from gpunode.commands.options import StateDirOption, one_of
 from gpunode.commands.plugin_options import (
     CheckConfigCommand,
     SettingsCommand,

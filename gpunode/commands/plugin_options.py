@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer.core
 
-from gpunode.commands.completion import one_of
 from gpunode.commands.help_page import HelpCommand, is_global
+from gpunode.commands.options import one_of
 from gpunode.errors import ConfigError
 from gpunode.output.result import ExitCode, Result
 from gpunode.plugin.config.options import OPTIONS, Option, metavar

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gpunode.commands.completion import one_of
+from gpunode.commands.options import one_of
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.output.result import Cell, Result, Style, Table, Text

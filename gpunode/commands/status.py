@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gpunode.commands.completion import engines as engine_names
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import ENGINES_HELP, ConfigOption, SocketOption, Strings
+from gpunode.commands.options import ENGINES_HELP, ConfigOption, SocketOption, Strings, engine_names
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs

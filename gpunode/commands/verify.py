@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gpunode.commands.completion import one_of, resources
 from gpunode.commands.gpus import explain_failure
 from gpunode.commands.options import (
     ConfigOption,
@@ -20,6 +19,8 @@ from gpunode.commands.options import (
     SocketOption,
     changed,
     duration_option,
+    one_of,
+    resource_names,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
@@ -279,7 +280,7 @@ class PodOptions:
             metavar="NAME",
             help="Resource that the pod requests.",
             show_default="nvidia.com/gpu",
-            autocompletion=resources,
+            autocompletion=resource_names,
         ),
     ] = ""
     runtime_class: Annotated[

@@ -327,9 +327,7 @@ def test_kubelets_account_is_suggested_only_where_no_pod_is_created(tmp_path: Pa
 
 
 def test_verify_does_not_suggest_the_kubelets_account(run: Gpunode, tmp_path: Path) -> None:
-    done = run(
-        "verify", "--on", "kubernetes", KUBECONFIG="", HOME=str(tmp_path), KUBERNETES_SERVICE_HOST=""
-    )
+    done = run("verify", "--on", "kubernetes", KUBECONFIG="", HOME=str(tmp_path), KUBERNETES_SERVICE_HOST="")
     assert (done.code, "no API server is configured" in done.err) == (3, True)
     assert "--kubeconfig kubelet" not in done.err
 
