@@ -277,6 +277,12 @@ def first_contact(question: Callable[[], _Answer]) -> _Answer:
         ) from error
 
 
+def require_image(title: str, image: str, available: bool, pull: str) -> None:
+    """`PreconditionError` if the engine lacks the user's image; `pull` is the command that fetches it."""
+    if not available:
+        raise PreconditionError(f"{title} holds no image {image}, and gpunode pulls none", hint=pull)
+
+
 def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:
     """Remove something at the end; a failure is reported and doesn't replace an earlier one."""
     try:

@@ -47,6 +47,7 @@ from gpunode.runtime.verify.container import (
     maker,
     new_token,
     remove_leftovers,
+    require_image,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
 from gpunode.runtime.verify.image import HostFiles, Names, assemble, pause_image, verification_image
@@ -59,17 +60,17 @@ _SEEN_SECONDS = 10.0
 class CriEngine:
     """The differences between the engines that support the CRI.
 
-    `bring_in` imports an archive and `take_out` removes a name from where the CRI finds images; both return
-    the error, "" if none. `cgroup_parent` is for `cri_pods.Pod`. `pull` is the user's command for pulling an
-    image, with ``{image}``.
+    `load_image` imports an archive and `remove_image` removes a name from where the CRI finds images.
+    `cgroup_parent` is for `cri_pods.Pod`. `pull` is the user's command for pulling an image, with
+    ``{image}``.
     """
 
     cri: Cri
     way: Way
     pause: str
     cgroup_parent: str
-    bring_in: Callable[[bytes], str]
-    take_out: Callable[[str], str]
+    load_image: Callable[[bytes], None]
+    remove_image: Callable[[str], None]
     pull: str
 
     @property
@@ -95,7 +96,10 @@ def run_on(
     with ExitStack() as cleanup:
         token = new_token()
         images = _Images(host, engine, progress, cleanup, f"{maker(host)}-{token}")
-        reference = images.require(request.image) if request.image else images.make()
+        reference = request.image or images.make()
+        if request.image:
+            has_image = cri_pods.has_image(cri, reference)
+            require_image(engine.name, reference, has_image, engine.pull.format(image=reference))
         images.stand_in(engine.pause)
         logs = cleanup.enter_context(host.temporary_directory())
         pod = cri_pods.Pod(
@@ -154,21 +158,12 @@ class _Images:
         self.cleanup = cleanup
         self.tag = tag
 
-    def require(self, reference: str) -> str:
-        """The caller's image, which must be on the node."""
-        if not cri_pods.has_image(self.engine.cri, reference):
-            raise PreconditionError(
-                f"{self.engine.name} holds no image {reference}, and gpunode pulls none",
-                hint=self.engine.pull.format(image=reference),
-            )
-        return reference
-
     def make(self) -> str:
         """An image from this node's files."""
         with self.progress.step("make an image from this node's own files"):
             by_handler = not self.engine.way.devices
             reference, archive = verification_image(self.files, self.names, by_handler=by_handler)
-            self.bring_in(reference, archive)
+            self.load(reference, archive)
         return reference
 
     def stand_in(self, reference: str) -> None:
@@ -178,8 +173,8 @@ class _Images:
         self.progress.info(
             f"the sandbox image {reference} is missing: gpunode uses a temporary replacement for this run"
         )
-        self.cleanup.callback(self.take_out, f"{STAND_IN}:{self.tag}")
-        self.bring_in(reference, pause_image(self.files, reference, self.names))
+        self.remove_at_end(f"{STAND_IN}:{self.tag}")
+        self.load(reference, pause_image(self.files, reference, self.names))
 
     @cached_property
     def files(self) -> HostFiles:
@@ -191,24 +186,25 @@ class _Images:
         """The names and labels that mark both images as this run's."""
         return Names(self.tag, labels(self.host))
 
-    def bring_in(self, reference: str, archive: bytes) -> None:
+    def load(self, reference: str, archive: bytes) -> None:
         """Import and wait until the CRI, which may be notified by an event, has it."""
-        self.cleanup.callback(self.take_out, reference)
-        failed = self.engine.bring_in(archive)
+        self.remove_at_end(reference)
         log = f"journalctl -u {self.engine.way.reading.option} -n 50"
-        if failed:
-            raise DaemonError(f"{self.engine.name} can't be given an image: {failed}", hint=log)
+        try:
+            self.engine.load_image(archive)
+        except DaemonError as error:
+            message = f"{self.engine.name} can't be given an image: {error.message}"
+            raise DaemonError(message, hint=log) from error
         seen = partial(cri_pods.has_image, self.engine.cri, reference)
         if not self.host.wait_until(seen, _SEEN_SECONDS):
             raise DaemonError(
                 f"{self.engine.name} was given {reference} and its CRI doesn't see it", hint=log
             )
 
-    def take_out(self, reference: str) -> None:
-        """Remove a name and, if it was the last one, the image."""
-        failed = self.engine.take_out(reference)
-        if failed:
-            self.progress.note(f"{reference} was not deleted: {failed}")
+    def remove_at_end(self, reference: str) -> None:
+        """Remove a name at the end and, if it was the last one, the image."""
+        remove = partial(self.engine.remove_image, reference)
+        self.cleanup.callback(clean_up, self.progress, reference, remove)
 
 
 # Run a program through containerd's CRI: ctr imports the images.
@@ -243,8 +239,8 @@ def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress)
             way,
             pause=_pause_name(host, status, daemon),
             cgroup_parent="system.slice" if systemd else "",
-            bring_in=ctr.bring_in,
-            take_out=ctr.take_out,
+            load_image=ctr.load_image,
+            remove_image=ctr.remove_image,
             pull=f"{' '.join(ctr.client)} -n k8s.io images pull {{image}}",
         )
         return run_on(host, engine, request, progress, start)
@@ -290,28 +286,30 @@ class _Ctr:
     socket: str
     snapshotter: str
 
-    def bring_in(self, archive: bytes) -> str:
-        """Import an archive; return the error."""
+    def load_image(self, archive: bytes) -> None:
+        """Import an archive."""
         extra = ("--snapshotter", self.snapshotter) if self.snapshotter else ()
-        return self._images("import", *extra, "-", stdin=archive)
+        self._images("import", *extra, "-", stdin=archive)
 
-    def take_out(self, reference: str) -> str:
+    def remove_image(self, reference: str) -> None:
         """Remove the name and, with ``--sync``, what nothing else refers to."""
-        failed = self._images("rm", "--sync", reference)
-        is_removed = not failed or "not found" in failed
-        return "" if is_removed else f"{' '.join(self.client)} -n k8s.io images rm {reference} ({failed})"
+        try:
+            self._images("rm", "--sync", reference)
+        except DaemonError as error:
+            if "not found" not in error.message:
+                command = f"{' '.join(self.client)} -n k8s.io images rm {reference}"
+                raise DaemonError(f"{command} ({error.message})") from error
 
-    def _images(self, *arguments: str, stdin: bytes | None = None) -> str:
+    def _images(self, *arguments: str, stdin: bytes | None = None) -> None:
         argv = (*self.client, "--address", self.socket, "--namespace", "k8s.io", "images", *arguments)
         done = self.host.run(argv, timeout=_IMPORT_SECONDS, stdin=stdin)
         if done.timed_out:
-            return f"it did not end within {_IMPORT_SECONDS:g} s"
-        return "" if done.ok else f"ctr: {done.stderr.strip() or f'exit code {done.code}'}"
+            raise DaemonError(f"it did not end within {_IMPORT_SECONDS:g} s")
+        if not done.ok:
+            raise DaemonError(f"ctr: {done.stderr.strip() or f'exit code {done.code}'}")
 
 
 # Run a program through CRI-O's CRI: podman or skopeo, which share its storage, import the images.
-
-_CRIO_IMPORT_SECONDS = 120.0
 
 
 def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
@@ -337,15 +335,15 @@ def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> Co
                 hint="apt install skopeo, or name an image that CRI-O has:"
                 " gpunode verify --on crio --image REF",
             )
-        importer = storage or _Storage(host)
+        importer = storage or _Skopeo(host, "", "")
         engine = CriEngine(
             cri,
             way,
             # without an importer a missing one can't be substituted; CRI-O then pulls it
             pause=settings.pause if storage else "",
             cgroup_parent="",  # CRI-O has a parent of its own for either cgroup manager
-            bring_in=importer.bring_in,
-            take_out=importer.take_out,
+            load_image=importer.load_image,
+            remove_image=importer.remove_image,
             pull="crictl pull {image}",
         )
         return run_on(host, engine, request, progress, start)
@@ -393,54 +391,50 @@ def _from_files(host: Host, daemon: Daemon | None) -> _Settings:
 
 
 @dataclass(frozen=True)
-class _Storage:
-    """containers-storage as CRI-O keeps it, filled by podman or, without it, by skopeo."""
+class _Skopeo:
+    """One skopeo, and CRI-O's containers-storage as it names that; the default one for an empty `place`."""
 
     host: Host
-    podman: Podman | None = None
-    skopeo: str = ""
-    place: str = ""
+    binary: str
+    place: str
 
-    def bring_in(self, archive: bytes) -> str:
-        """Import an archive; return the program's error."""
-        if self.podman is not None:
-            return self.podman.load(archive)
-        names = _names_of(archive)
+    def load_image(self, archive: bytes) -> None:
+        """Import an archive under each of its names."""
         with self.host.temporary_directory() as directory:
             path = f"{directory}/image.tar"
             self.host.write_atomic(path, archive, mode=0o600)
-            failures = (self._copy(path, name) for name in names)
-            return next(filter(None, failures), "")
+            for name in _names_of(archive):
+                target = f"containers-storage:{self.place}{name}"
+                argv = (self.binary, "--insecure-policy", "copy", f"docker-archive:{path}:{name}", target)
+                done = self.host.run(argv, timeout=_IMPORT_SECONDS)
+                if not done.ok:
+                    raise DaemonError(done.stderr.strip() or f"exit code {done.code}")
 
-    def take_out(self, reference: str) -> str:
-        """Remove a name; return the program's error."""
-        if self.podman is not None:
-            return self.podman.remove_image(reference)
-        done = self.host.run((self.skopeo, "delete", f"containers-storage:{self.place}{reference}"))
-        is_removed = done.ok or "does not resolve to an image" in done.stderr or "not known" in done.stderr
-        return "" if is_removed else done.stderr.strip()
-
-    def _copy(self, path: str, name: str) -> str:
-        target = f"containers-storage:{self.place}{name}"
-        argv = (self.skopeo, "--insecure-policy", "copy", f"docker-archive:{path}:{name}", target)
-        done = self.host.run(argv, timeout=_CRIO_IMPORT_SECONDS)
-        return "" if done.ok else done.stderr.strip() or f"exit code {done.code}"
+    def remove_image(self, reference: str) -> None:
+        """Remove a name."""
+        done = self.host.run((self.binary, "delete", f"containers-storage:{self.place}{reference}"))
+        if (
+            not done.ok
+            and "does not resolve to an image" not in done.stderr
+            and "not known" not in done.stderr
+        ):
+            raise DaemonError(done.stderr.strip())
 
 
-def _storage(host: Host, settings: _Settings) -> _Storage | None:
-    """The program that can import images into CRI-O's storage on this node; None if none can."""
+def _storage(host: Host, settings: _Settings) -> Podman | _Skopeo | None:
+    """What can import images into CRI-O's storage on this node: podman, else skopeo; None if none can."""
     directories = (("--root", settings.root), ("--runroot", settings.runroot))
     options = [part for name, value in directories if value for part in (name, value)]
     options += ["--storage-driver", settings.driver] if settings.driver else []
     podman = host.which("podman")
     if podman is not None:
-        return _Storage(host, Podman(host, podman, tuple(options)))
+        return Podman(host, podman, tuple(options))
     skopeo = host.which("skopeo")
     if skopeo is None:
         return None
     whole = settings.driver and settings.root and settings.runroot
     place = f"[{settings.driver}@{settings.root}+{settings.runroot}]" if whole else ""
-    return _Storage(host, None, skopeo, place)
+    return _Skopeo(host, skopeo, place)
 
 
 def _names_of(archive: bytes) -> tuple[str, ...]:

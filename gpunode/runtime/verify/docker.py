@@ -23,12 +23,12 @@ from gpunode.runtime.verify.container import (
     clean_up,
     first_contact,
     labels,
-    maker,
     new_token,
     remove_leftovers,
+    require_image,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
-from gpunode.runtime.verify.image import Names, assemble, verification_image
+from gpunode.runtime.verify.image import make_image
 
 _START_SECONDS = 60.0
 
@@ -42,7 +42,9 @@ def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> 
     remove_leftovers(host, progress, containers, api.remove_container, images, api.remove_image)
     token = new_token()
     with ExitStack() as cleanup:
-        image = request.image or _image(host, api, way, token, progress, cleanup)
+        image = request.image or make_image(
+            host, way, token, progress, cleanup, api.load_image, api.remove_image
+        )
         name = f"gpunode-verify-{token}"
         # by name, and before it exists: an interrupt may come between the request and its response
         cleanup.callback(clean_up, progress, f"container {name}", partial(api.remove_container, name))
@@ -74,11 +76,8 @@ def _way(host: Host, api: DockerApi, request: ContainerRequest) -> Way:
     runtimes = info.get("Runtimes")
     known = tuple(sorted(runtimes)) if isinstance(runtimes, dict) else ()
     way = choose(host, request.runtime_name, request.cdi, known, _reading(info))
-    if request.image and not api.has_image(request.image):
-        raise PreconditionError(
-            f"Docker holds no image {request.image}, and gpunode pulls none",
-            hint=f"docker pull {request.image}",
-        )
+    if request.image:
+        require_image("Docker", request.image, api.has_image(request.image), f"docker pull {request.image}")
     return way
 
 
@@ -90,16 +89,6 @@ def _reading(info: Mapping[str, Any]) -> CdiReading:
         return CdiReading("docker", version)
     readable = tuple(directory for directory in directories if isinstance(directory, str))
     return CdiReading("docker", version, bool(readable), readable)
-
-
-def _image(host: Host, api: DockerApi, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
-    """An image from this node, removed at the end."""
-    with progress.step("make an image from this node's own files"):
-        names = Names(f"{maker(host)}-{token}", labels(host))
-        reference, archive = verification_image(assemble(host), names, by_handler=not way.devices)
-        cleanup.callback(clean_up, progress, f"image {reference}", partial(api.remove_image, reference))
-        api.load_image(archive)
-    return reference
 
 
 def _run_container(

@@ -12,8 +12,10 @@ import json
 import struct
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,7 +23,8 @@ from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.gpu.vectoradd import MODULE, PROGRAM_FILES
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES, follow_links
-from gpunode.runtime.verify.container import STAND_IN, VERIFICATION
+from gpunode.output.result import Progress
+from gpunode.runtime.verify.container import STAND_IN, VERIFICATION, Way, clean_up, labels, maker
 
 # Container images as bytes: a layer from files, an archive as ``docker save`` writes it.
 #
@@ -341,6 +344,24 @@ def verification_image(files: HostFiles, names: Names, *, by_handler: bool = Tru
     config = ImageConfig(files.architecture, entry, ("-m", MODULE), env, names.labels)
     reference = f"{VERIFICATION}:{files.digest}-{names.tag}"
     return reference, archive(reference, files.content, config)
+
+
+def make_image(
+    host: Host,
+    way: Way,
+    token: str,
+    progress: Progress,
+    cleanup: ExitStack,
+    load: Callable[[bytes], None],
+    remove: Callable[[str], None],
+) -> str:
+    """Load an image from this node into an engine, for this run; `cleanup` removes it."""
+    with progress.step("make an image from this node's own files"):
+        names = Names(f"{maker(host)}-{token}", labels(host))
+        reference, data = verification_image(assemble(host), names, by_handler=not way.devices)
+        cleanup.callback(clean_up, progress, f"image {reference}", partial(remove, reference))
+        load(data)
+    return reference
 
 
 def pause_image(files: HostFiles, reference: str, names: Names) -> bytes:

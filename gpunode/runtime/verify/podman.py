@@ -23,14 +23,15 @@ from gpunode.runtime.verify.container import (
     ContainerRequest,
     Way,
     choose,
+    clean_up,
     gpu_specs,
     labels,
-    maker,
     new_token,
     remove_leftovers,
+    require_image,
 )
 from gpunode.runtime.verify.failures import explain, timed_out
-from gpunode.runtime.verify.image import Names, assemble, verification_image
+from gpunode.runtime.verify.image import make_image
 
 # The podman command line: the few calls for running one program. It has no daemon to query.
 
@@ -51,17 +52,17 @@ class Podman:
         """Run a subcommand and return its result, also after a failure."""
         return self.host.run((self.binary, *self.options, *arguments), timeout=timeout, stdin=stdin)
 
-    def complaint(self, *arguments: str, timeout: float = ANSWER_SECONDS, stdin: bytes | None = None) -> str:
-        """Run a subcommand; return the error, "" if it succeeded or there was nothing to remove."""
+    def require(self, *arguments: str, timeout: float = ANSWER_SECONDS, stdin: bytes | None = None) -> None:
+        """Run a subcommand; `DaemonError` if it fails, unless there was nothing to remove."""
         done = self.call(*arguments, timeout=timeout, stdin=stdin)
         if done.timed_out:
-            return f"it did not end within {timeout:g} s"
-        known = any(words in done.stderr for words in _UNKNOWN)
-        return "" if done.ok or known else said(done)
+            raise DaemonError(f"it did not end within {timeout:g} s")
+        if not done.ok and not any(words in done.stderr for words in _UNKNOWN):
+            raise DaemonError(said(done))
 
-    def load(self, archive: bytes) -> str:
-        """Load a ``docker save`` archive; return podman's error."""
-        return self.complaint("load", "--quiet", timeout=_LOAD_SECONDS, stdin=archive)
+    def load_image(self, archive: bytes) -> None:
+        """Load a ``docker save`` archive."""
+        self.require("load", "--quiet", timeout=_LOAD_SECONDS, stdin=archive)
 
     def has_image(self, reference: str) -> bool:
         """Whether podman has this image; nothing is pulled. `DaemonError` if podman fails."""
@@ -70,13 +71,13 @@ class Podman:
             raise DaemonError(f"podman image exists: {said(answer)}", hint="podman info")
         return answer.ok
 
-    def remove_image(self, reference: str) -> str:
-        """Remove a name and, if it was the last, the image; return podman's error."""
-        return self.complaint("rmi", "--force", reference)
+    def remove_image(self, reference: str) -> None:
+        """Remove a name and, if it was the last, the image."""
+        self.require("rmi", "--force", reference)
 
-    def remove_container(self, name: str) -> str:
-        """Kill it if necessary and remove it; return podman's error."""
-        return self.complaint("rm", "--force", "--ignore", "--volumes", name)
+    def remove_container(self, name: str) -> None:
+        """Kill it if necessary and remove it."""
+        self.require("rm", "--force", "--ignore", "--volumes", name)
 
     def labelled_containers(self, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Ids of all containers with these labels, stopped ones included, each with all its labels."""
@@ -128,25 +129,24 @@ def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> 
         )
     podman = Podman(host, daemon.binary)
     way = _way(host, request, daemon.version, progress)
-    if request.image and not podman.has_image(request.image):
-        raise PreconditionError(
-            f"podman holds no image {request.image}, and gpunode pulls none",
-            hint=f"podman pull {request.image}",
-        )
+    if request.image:
+        has_image = podman.has_image(request.image)
+        require_image("podman", request.image, has_image, f"podman pull {request.image}")
     remove_leftovers(
         host,
         progress,
         partial(podman.labelled_containers, OURS),
-        lambda name: _take_out(progress, f"container {name}", partial(podman.remove_container, name)),
+        lambda name: clean_up(progress, f"container {name}", partial(podman.remove_container, name)),
         partial(podman.image_names, VERIFICATION),
-        lambda name: _take_out(progress, f"image {name}", partial(podman.remove_image, name)),
+        lambda name: clean_up(progress, f"image {name}", partial(podman.remove_image, name)),
     )
     token = new_token()
     with ExitStack() as cleanup:
-        image = request.image or _image(podman, way, token, progress, cleanup)
+        load = partial(_load, podman)
+        image = request.image or make_image(host, way, token, progress, cleanup, load, podman.remove_image)
         name = f"gpunode-verify-{token}"
         # by name, and before it exists: killing podman leaves the container to its monitor
-        cleanup.callback(_take_out, progress, f"container {name}", partial(podman.remove_container, name))
+        cleanup.callback(clean_up, progress, f"container {name}", partial(podman.remove_container, name))
         with progress.step(f"run it through podman, {way}"):
             done = podman.call(
                 *_arguments(host, request, way, image, name), timeout=request.timeout + _START_SECONDS
@@ -167,23 +167,12 @@ def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progre
     return choose(host, request.runtime_name, by_cdi, tuple(config.runtimes), reading)
 
 
-def _take_out(progress: Progress, what: str, remove: partial[str]) -> None:
-    failed = remove()
-    if failed:
-        progress.note(f"{what} was not deleted: {failed}")
-
-
-def _image(podman: Podman, way: Way, token: str, progress: Progress, cleanup: ExitStack) -> str:
-    """An image from this node, removed at the end."""
-    with progress.step("make an image from this node's own files"):
-        host = podman.host
-        names = Names(f"{maker(host)}-{token}", labels(host))
-        reference, archive = verification_image(assemble(host), names, by_handler=not way.devices)
-        cleanup.callback(_take_out, progress, f"image {reference}", partial(podman.remove_image, reference))
-        failed = podman.load(archive)
-    if failed:
-        raise DaemonError(f"podman can't load the image: {failed}", hint="podman info; df -h")
-    return reference
+def _load(podman: Podman, archive: bytes) -> None:
+    try:
+        podman.load_image(archive)
+    except DaemonError as error:
+        message = f"podman can't load the image: {error.message}"
+        raise DaemonError(message, hint="podman info; df -h") from error
 
 
 def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name: str) -> tuple[str, ...]:

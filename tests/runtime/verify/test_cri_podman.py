@@ -189,14 +189,11 @@ def test_images_are_loaded_into_the_storage_of_crio(tmp_path: Path) -> None:
     assert crio._storage(programs(tmp_path / "usr/bin"), SETTINGS) is None
     host = Host(root=tmp_path)
     programs(tmp_path / "usr/bin", "skopeo")
-    storage = crio._storage(host, SETTINGS)
-    assert storage is not None
-    assert (storage.podman, storage.place) == (None, "[overlay@/s/root+/s/run]")
+    assert crio._storage(host, SETTINGS) == crio._Skopeo(host, "/usr/bin/skopeo", "[overlay@/s/root+/s/run]")
     programs(tmp_path / "usr/bin", "podman")
     storage = crio._storage(host, SETTINGS)
-    assert storage is not None
-    assert storage.podman is not None
-    assert storage.podman.options == (
+    assert isinstance(storage, Podman)
+    assert storage.options == (
         "--root",
         "/s/root",
         "--runroot",
@@ -208,13 +205,16 @@ def test_images_are_loaded_into_the_storage_of_crio(tmp_path: Path) -> None:
 
 def test_skopeo_loads_every_name_of_an_image_and_its_error_is_reported(tmp_path: Path) -> None:
     programs(tmp_path, "skopeo")
-    storage = crio._Storage(Host(), None, str(tmp_path / "skopeo"), "[vfs@/r+/x]")
+    storage = crio._Skopeo(Host(), str(tmp_path / "skopeo"), "[vfs@/r+/x]")
     archive = pause_image(HostFiles(b"", "/usr/bin/python3", (), "amd64"), "pause:1", Names("t"))
     assert crio._names_of(archive) == ("pause:1", "gpunode.local/stand-in:t")
-    failed = storage.bring_in(archive)
-    assert failed.startswith("--insecure-policy copy docker-archive:/")
-    assert failed.endswith("/image.tar:pause:1 containers-storage:[vfs@/r+/x]pause:1")
-    assert storage.take_out("pause:1") == "delete containers-storage:[vfs@/r+/x]pause:1"
+    with pytest.raises(DaemonError) as loading:
+        storage.load_image(archive)
+    assert loading.value.message.startswith("--insecure-policy copy docker-archive:/")
+    assert loading.value.message.endswith("/image.tar:pause:1 containers-storage:[vfs@/r+/x]pause:1")
+    with pytest.raises(DaemonError) as removing:
+        storage.remove_image("pause:1")
+    assert removing.value.message == "delete containers-storage:[vfs@/r+/x]pause:1"
 
 
 @pytest.mark.parametrize(
