@@ -376,7 +376,7 @@ def _status(
 ) -> EngineStatus:
     daemon, host = engine.daemon, engine.host
     files = configured(host, daemon)
-    restarter = restarter_of(host, restart_command, engine)
+    restarter = restarter_of(engine, restart_command)
     restart = restarter.shown("restart") if ENGINES[daemon.name].has_daemon else ""
     reload = restarter.shown("reload") if daemon.name == "docker" else restart
     active = answer.active

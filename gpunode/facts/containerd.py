@@ -210,6 +210,11 @@ class ContainerdConfig:
         return self.release >= (2,) if self.release else self.version >= 3
 
     @property
+    def has_cdi(self) -> bool:
+        """Whether CDI is on; containerd 2 has it on unless a file disables it."""
+        return self.cri.get("enable_cdi", self.deep) is True
+
+    @property
     def plugin(self) -> str:
         """Id of the plugin table that holds the CRI's runtimes in this version.
 

@@ -198,7 +198,6 @@ class Job:
     `is_active` judges the daemon's answer. Without a `restarter` only files are written.
     """
 
-    host: Host
     engine: Engine
     plan: Plan
     operation: str
@@ -257,11 +256,11 @@ def _activate(job: Job) -> tuple[float, Active | None]:
         with job.progress.step(job.restarter.shown(job.plan.verb)):
             seconds = job.restarter.perform(job.plan.verb)
     if not job.query:
-        job.host.sleep(_RELOAD_SECONDS if job.plan.verb == "reload" else 0.0)
+        job.engine.host.sleep(_RELOAD_SECONDS if job.plan.verb == "reload" else 0.0)
         return seconds, None
     with job.progress.step(f"querying {job.plan.engine}"):
         patience = _ANSWER_SECONDS if job.plan.verb == "wait" else _SETTLE_SECONDS
-        active = wait_for_answer(job.host, job.engine, job.is_active, patience)
+        active = wait_for_answer(job.engine, job.is_active, patience)
     if not job.is_active(active):
         listed = ", ".join(active.handlers) or "none"
         raise DaemonError(
@@ -272,13 +271,12 @@ def _activate(job: Job) -> tuple[float, Active | None]:
     return seconds, active
 
 
-def wait_for_answer(
-    host: Host, engine: Engine, good: Callable[[Active], bool], patience: float = _SETTLE_SECONDS
-) -> Active:
+def wait_for_answer(engine: Engine, good: Callable[[Active], bool], patience: float) -> Active:
     """The daemon's answer once it is `good`, else the last one. `DaemonError` if it doesn't answer.
 
     `patience` is for how many seconds it may answer without the desired configuration.
     """
+    host = engine.host
     deadline = host.monotonic() + _ANSWER_SECONDS
     settle: float | None = None
     while True:
@@ -328,19 +326,20 @@ def _restart_with_old_files(job: Job, entry: Entry) -> None:
     if entry.state == "begun" or job.restarter is None or job.plan.verb == "none":
         return
     try:
-        if job.plan.verb == "reload" and _answers(job.engine):
-            reload_undo(job.host, job.plan.changed, job.restarter)
+        if job.plan.verb == "reload" and query_if_up(job.engine) is not None:
+            reload_undo(job.plan.changed, job.restarter)
         elif job.plan.verb != "wait":
             job.restarter.perform("restart")
-        wait_until_up(job.host, job.engine)
+        wait_until_up(job.engine)
     except GpunodeError as error:
         if error.code == _UNRESTORED:
             raise
-        state = "did not read the old files again" if _answers(job.engine) else "does not run"
+        up = query_if_up(job.engine) is not None
+        state = "did not read the old files again" if up else "does not run"
         raise DaemonError(f"{job.plan.engine} {state}: {error.message}", hint=job.restarter.look) from error
 
 
-def wait_until_up(host: Host, engine: Engine) -> None:
+def wait_until_up(engine: Engine) -> None:
     """Wait for any answer; a containerd with the CRI disabled counts as running too."""
 
     def answers() -> bool:
@@ -350,12 +349,13 @@ def wait_until_up(host: Host, engine: Engine) -> None:
             return error.code == WITHOUT_CRI
         return True
 
-    if not host.wait_until(answers, _ANSWER_SECONDS, 0.1):
+    if not engine.host.wait_until(answers, _ANSWER_SECONDS, 0.1):
         engine.query()  # reports the reason
 
 
-def reload_undo(host: Host, edits: tuple[FileEdit, ...], restarter: Restarter) -> None:
+def reload_undo(edits: tuple[FileEdit, ...], restarter: Restarter) -> None:
     """Let a daemon reload the old files; `undo` texts spell out what it would otherwise remember."""
+    host = restarter.host
     for edit in edits:
         if edit.undo is not None:
             write(host, edit, edit.undo, edit.before)
@@ -383,23 +383,15 @@ def _restore_after_reload(host: Host, edit: FileEdit, reload_error: str) -> None
         ) from error
 
 
-def _answers(engine: Engine) -> bool:
-    try:
-        engine.query()
-    except DaemonError:
-        return False
-    return True
-
-
 # Recovery of a run that was killed: its files are restored and its daemon reads them again.
 
 _OF_THE_ENGINE = ("config", "socket", "restartCommand", "verb")
 
 
-def restarter_of(host: Host, command: str, engine: Engine) -> Restarter:
+def restarter_of(engine: Engine, command: str) -> Restarter:
     """How `engine` is restarted: by the user's own `command`, else as this node does it."""
-    again = functools.partial(find.finder_of(engine.daemon), host, engine.daemon.config_path)
-    return Restarter(host, engine.daemon, again, command)
+    again = functools.partial(find.finder_of(engine.daemon), engine.host, engine.daemon.config_path)
+    return Restarter(engine.host, engine.daemon, again, command)
 
 
 def query_if_up(engine: Engine) -> Active | None:
@@ -424,7 +416,7 @@ def _restart_after_recovery(engine: Engine, restarter: Restarter, verb: str) -> 
     path = engine.daemon.config_path
     content = engine.host.read_bytes(path)
     undo = for_reload(decode(content, path), path).encode()
-    reload_undo(engine.host, (FileEdit(path, content, content, None, undo),), restarter)
+    reload_undo((FileEdit(path, content, content, None, undo),), restarter)
 
 
 def engine_restart(host: Host, progress: Progress, request: Request | None = None) -> Restart:
@@ -447,7 +439,7 @@ def engine_restart(host: Host, progress: Progress, request: Request | None = Non
         command = known["restartCommand"]
         if request is not None and request.restart_command and _is_named(engine, request):
             command = request.restart_command
-        restarter = restarter_of(host, command, engine)
+        restarter = restarter_of(engine, command)
         try:
             with progress.step(f"restarting {name} with its previous files"):
                 _restart_after_recovery(engine, restarter, known["verb"])

@@ -319,7 +319,7 @@ def _refuse_byte_order_mark(state: State) -> None:
 
 def _refuse_unread_version(state: State) -> None:
     """A version that this containerd can't read; 1.6 would silently ignore the tables."""
-    newest = 4 if state.release >= (2, 3) else 3 if state.release >= (2,) else 2
+    newest = state.newest_version
     if not state.release or state.release >= (3,):
         return
     for path in state.config.files:

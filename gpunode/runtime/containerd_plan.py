@@ -86,7 +86,7 @@ def _configured(state: State, desired: DesiredConfig) -> Outcome:
     switched_on = bool(desired.handlers) and _enable_cri(draft)
     systemd_cgroup = _needs_systemd_cgroup(draft, switched_on=switched_on)
     _add(draft, desired, version, systemd_cgroup)
-    return Outcome(draft.texts(), version, tuple(draft.notes), _switches_cdi(state, desired))
+    return Outcome(draft.texts(), version, tuple(draft.notes), desired.cdi and not state.config.has_cdi)
 
 
 def _version(state: State) -> int:
@@ -184,7 +184,7 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
             runtimes.update(tables)
         if desired.default:
             cri["containerd"]["default_runtime_name"] = desired.default
-        if _switches_cdi(state, desired):
+        if desired.cdi and not state.config.has_cdi:
             cri["enable_cdi"] = True
 
     if target == state.drop_in and _starts_afresh(state, desired, version):
@@ -234,12 +234,7 @@ def _is_there(state: State, desired: DesiredConfig, tables: Mapping[str, Tree]) 
     config = state.config
     default = desired.default in ("", config.default_runtime)
     there = all(config.runtimes.get(name) == table for name, table in tables.items())
-    return there and default and not _switches_cdi(state, desired)
-
-
-def _switches_cdi(state: State, desired: DesiredConfig) -> bool:
-    """Whether CDI is requested and off; containerd 2 has it on unless a file disables it."""
-    return desired.cdi and state.config.cri.get("enable_cdi", state.deep) is not True
+    return there and default and (state.config.has_cdi or not desired.cdi)
 
 
 def _about_cdi(state: State, desired: DesiredConfig) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from gpunode.runtime.engine import (
     edits_to,
     verb_for,
 )
-from gpunode.runtime.rendered import DROP_IN_NAME, MERGES_DEEPLY, DistributionEngine, has_cdi
+from gpunode.runtime.rendered import DROP_IN_NAME, DistributionEngine
 from gpunode.runtime.toml_edit import Tree
 
 # NVIDIA's programs that k3s and rke2 find when they start, and so register by themselves.
@@ -264,7 +264,7 @@ class K3sEngine(DistributionEngine):
         return program == handler.path or not overruled
 
     def _has_cdi(self, desired: DesiredConfig) -> bool:
-        return not desired.cdi or has_cdi(self._config)
+        return not desired.cdi or self._config.has_cdi
 
     def _rendered_has(self, desired: DesiredConfig) -> bool:
         options = (
@@ -302,18 +302,12 @@ class K3sEngine(DistributionEngine):
         """The directory of all of them."""
         return self.daemon.config_path.rpartition("/")[0]
 
-    @property
-    def _new_containerd(self) -> bool:
-        """Whether this is containerd 2: by the program's version, else by the rendered file's."""
-        version = self.daemon.version
-        return version >= MERGES_DEEPLY if version else self._config.version >= 3
-
     @cached_property
     def _template_path(self) -> str:
         """The template that the next start will use, or that must be created."""
         old, new = f"{self._directory}/config.toml.tmpl", f"{self._directory}/config-v3.toml.tmpl"
         only_old = self.host.exists(old) and not self.host.exists(new)
-        return new if self._new_containerd and not only_old else old
+        return new if self._config.deep and not only_old else old
 
     @cached_property
     def _template_text(self) -> str | None:
@@ -335,7 +329,7 @@ class K3sEngine(DistributionEngine):
     def _imports_drop_ins(self) -> bool:
         """Whether the next rendered file reads drop-ins, and containerd merges them key by key."""
         pattern, text = f"{self._drop_in_directory}/*.toml", self._template_text
-        rendered = self._new_containerd and pattern in self._config.imports
+        rendered = self._config.deep and pattern in self._config.imports
         return rendered and (text is None or pattern in text or registers_found(text))
 
     @cached_property

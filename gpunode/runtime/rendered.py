@@ -20,7 +20,6 @@ from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig,
 from gpunode.runtime.toml_edit import Tree
 
 DROP_IN_NAME = "99-nvidia.toml"
-MERGES_DEEPLY = (2,)  # the first containerd that merges a drop-in key by key
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class DistributionEngine(ContainerdEngine):
         """The edit that adds `desired` to the one file `path`; none if `config` means the same already."""
         tables = {handler.name: runtime_table(config, None, handler, False) for handler in desired.handlers}
         default = desired.default in ("", config.default_runtime)
-        cdi = has_cdi(config) or not desired.cdi
+        cdi = config.has_cdi or not desired.cdi
         old = self._text(path)
         copied = _of_a_copy(old, path, config.plugin) if desired.replace and path != config.path else None
         there = all(config.runtimes.get(name) == table for name, table in tables.items())
@@ -110,11 +109,6 @@ def _of_a_copy(text: str, path: str, plugin: str) -> Tree | None:
     return {name: dig(section, "containerd", "runtimes", name) for name in nvidia_handlers(section)}
 
 
-def has_cdi(config: ContainerdConfig) -> bool:
-    """Whether this containerd's CDI is on; from 2.0 on it is unless a file disables it."""
-    return config.cri.get("enable_cdi", config.release >= MERGES_DEEPLY) is True
-
-
 def with_patch(text: str, patch: Tree, path: str, version: int | None = None) -> str:
     """A TOML text with the patch merged into it key by key.
 
@@ -136,5 +130,5 @@ def with_history(plan: Plan, config: ContainerdConfig, desired: DesiredConfig) -
         plan,
         previous_default=desired.replaces(config.named_default),
         had_runtime=any(name in config.runtimes for name in desired.names),
-        switched_cdi=desired.cdi and not has_cdi(config),
+        switched_cdi=desired.cdi and not config.has_cdi,
     )

@@ -230,11 +230,11 @@ def change(host: Host, request: Request, prepare: Prepare, progress: Progress) -
     with begin(host, restart, dry_run=request.dry_run) as (journal, notes):
         engines = find.engines(host, request)
         intents = tuple(prepare(engines, journal))
-        tasks = tuple(_task(host, request, *pair) for pair in zip(engines, intents, strict=True))
+        tasks = tuple(_task(request, *pair) for pair in zip(engines, intents, strict=True))
         if request.dry_run:
             results = [_foreseen(task, request, notes) for task in tasks]
         else:
-            results = _carry_out(host, request, tasks, journal, progress, notes)
+            results = _carry_out(request, tasks, journal, progress, notes)
     return combined(results)
 
 
@@ -248,8 +248,8 @@ def _require_rights(host: Host, request: Request) -> None:
         )
 
 
-def _task(host: Host, request: Request, engine: Engine, intent: Intent) -> Task:
-    restarter = restarter_of(host, request.restart_command, engine)
+def _task(request: Request, engine: Engine, intent: Intent) -> Task:
+    restarter = restarter_of(engine, request.restart_command)
     if request.dry_run and engine.daemon.name not in _ASKED_ANYWAY:
         plan = intent.plan(None)
         if plan.changed:
@@ -259,7 +259,6 @@ def _task(host: Host, request: Request, engine: Engine, intent: Intent) -> Task:
 
 
 def _carry_out(
-    host: Host,
     request: Request,
     tasks: tuple[Task, ...],
     journal: Journal,
@@ -276,7 +275,7 @@ def _carry_out(
 
     def each() -> None:
         for task in tasks:
-            job = _job(host, request, task, progress)
+            job = _job(request, task, progress)
             acts = task.plan.changed or (task.plan.verb != "none" and job.restarter is not None)
             done.append((job, apply(job, journal) if acts else Applied(active=task.active)))
 
@@ -289,9 +288,9 @@ def _carry_out(
     ]
 
 
-def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
-    acts = host.live and not request.no_restart
+def _job(request: Request, task: Task, progress: Progress) -> Job:
     engine, plan, intent, active = task.engine, task.plan, task.intent, task.active
+    acts = engine.host.live and not request.no_restart
     context = {
         "engine": plan.engine,
         "manager": engine.daemon.manager,
@@ -308,7 +307,6 @@ def _job(host: Host, request: Request, task: Task, progress: Progress) -> Job:
         "cdi": list(intent.cdi),
     }
     return Job(
-        host=host,
         engine=engine,
         plan=plan,
         operation=intent.operation,

@@ -105,7 +105,7 @@ def job(host: Host, answers: list[Active | DaemonError], fails: Callable[[int], 
     plan = Plan("docker", (edit,), "restart")
     engine = FakeEngine(host, answers)
     restarter = FakeRestarter(host, DAEMON, lambda: DAEMON, fails=fails)
-    return Job(host, engine, plan, "configure-runtime", lambda a: a.has(WANTED), restarter, SilentProgress())
+    return Job(engine, plan, "configure-runtime", lambda a: a.has(WANTED), restarter, SilentProgress())
 
 
 def never(number: int) -> None:
