@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.toml import BYTE_ORDER_MARK, dig, dotted_into, headers, key_lines, parse_toml, toml
+from gpunode.facts.toml import (
+    BYTE_ORDER_MARK,
+    as_key,
+    as_value,
+    dig,
+    dotted_into,
+    headers,
+    key_lines,
+    parse_toml,
+    toml,
+)
 
 # Plain configuration trees (dicts, lists, scalars), of TOML and JSON: comparison and differences.
 
@@ -94,7 +104,6 @@ def edits(old: Tree, new: Tree, above: tuple[str, ...] = ()) -> tuple[Edit, ...]
 # Changing TOML as lines of text, for files that tomlkit can't edit; toml_edit.py checks the result.
 
 Path = tuple[str, ...]
-_BARE = re.compile(r"^[A-Za-z0-9_-]+$")
 
 
 def header_indents(text: str) -> dict[Path, str]:
@@ -120,25 +129,15 @@ def indent_for(path: Path, indents: dict[Path, str]) -> str:
     return ""
 
 
-def dotted(path: Path) -> str:
-    """The path as a header writes it, quoted where TOML wants it."""
-    return ".".join(key if _BARE.match(key) else _quoted(key) for key in path)
-
-
-def _quoted(key: str) -> str:
-    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | None:
+def put(text: str, path: Path, value: Any) -> str | None:
     """Add a table at the end, or a key below its table's header; an existing key gets the new value."""
     if isinstance(value, dict):
-        return _end_line(text) + "".join(_tables(path, value, dump))
+        return _end_line(text) + "".join(_tables(path, value))
     lines = text.splitlines(keepends=True)
     number = _line_of(lines, path)
     if number is not None:
-        return _with_value(lines, number, dump(value))
-    line = f"{dotted(path[-1:])} = {dump(value)}\n"
+        return _with_value(lines, number, as_value(value))
+    line = f"{as_key(path[-1:])} = {as_value(value)}\n"
     if len(path) == 1:
         return _put_top(lines, line)
     for number, table in headers([text_line.rstrip("\r\n") for text_line in lines]):
@@ -149,9 +148,9 @@ def put(text: str, path: Path, value: Any, dump: Callable[[Any], str]) -> str | 
     if neighbour is not None:
         number, above = neighbour
         indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
-        line = f"{indent}{dotted(path[len(above) :])} = {dump(value)}\n"
+        line = f"{indent}{as_key(path[len(above) :])} = {as_value(value)}\n"
         return "".join([*lines[:number], line, *lines[number:]])
-    return _end_line(text) + f"\n[{dotted(path[:-1])}]\n{line}"
+    return _end_line(text) + f"\n[{as_key(path[:-1])}]\n{line}"
 
 
 def _line_of(lines: list[str], path: Path) -> int | None:
@@ -180,7 +179,7 @@ def beside_comment(text: str, path: Path, line: str) -> str | None:
     for start in starts:
         end = next((number for number in ends if number >= start), len(lines))
         for number in range(start, end):
-            match = re.match(rf"([ \t]*)#[ \t]*{re.escape(dotted(path[-1:]))}[ \t]*=", lines[number])
+            match = re.match(rf"([ \t]*)#[ \t]*{re.escape(as_key(path[-1:]))}[ \t]*=", lines[number])
             if match:
                 before = [*lines[:number], _end_line(lines[number])]
                 return "".join([*before, match[1], line, *lines[number + 1 :]])
@@ -195,15 +194,15 @@ def _put_top(lines: list[str], line: str) -> str:
     return "".join([*lines[:top], line, *lines[top:]])
 
 
-def _tables(path: Path, tree: dict[str, Any], dump: Callable[[Any], str]) -> list[str]:
+def _tables(path: Path, tree: dict[str, Any]) -> list[str]:
     scalars = {key: value for key, value in tree.items() if not isinstance(value, dict)}
     written = []
     if scalars or not tree:
-        written.append(f"\n[{dotted(path)}]\n")
-        written += [f"{dotted((key,))} = {dump(value)}\n" for key, value in scalars.items()]
+        written.append(f"\n[{as_key(path)}]\n")
+        written += [f"{as_key((key,))} = {as_value(value)}\n" for key, value in scalars.items()]
     for key, value in tree.items():
         if isinstance(value, dict):
-            written += _tables((*path, key), value, dump)
+            written += _tables((*path, key), value)
     return written
 
 
@@ -265,17 +264,15 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
 def _manually(change: Edit) -> str:
     """One change as an instruction for a person."""
     if isinstance(change, Remove):
-        return f"remove {dotted(change.path)}"
-    table = f"below [{dotted(change.path[:-1])}] " if change.path[:-1] else ""
-    return f"{table}set {dotted(change.path[-1:])} = {_on_one_line(change.value)}"
+        return f"remove {as_key(change.path)}"
+    table = f"below [{as_key(change.path[:-1])}] " if change.path[:-1] else ""
+    return f"{table}set {as_key(change.path[-1:])} = {_on_one_line(change.value)}"
 
 
 def _on_one_line(value: Any) -> str:
-    import tomlkit
-
     if not isinstance(value, dict):
-        return str(tomlkit.item(value).as_string())
-    return f"{{ {', '.join(f'{dotted((key,))} = {_on_one_line(inner)}' for key, inner in value.items())} }}"
+        return as_value(value)
+    return f"{{ {', '.join(f'{as_key((key,))} = {_on_one_line(inner)}' for key, inner in value.items())} }}"
 
 
 def _is_new_line(change: Edit, old: Tree) -> bool:
@@ -310,14 +307,11 @@ def _is(text: str, desired: Tree) -> bool:
 
 def _beside_comments(text: str, changes: Sequence[Edit]) -> str | None:
     """Add new keys after the comments that show them, and make all other changes with tomlkit."""
-    import tomlkit
-
     left = []
     for change in changes:
         placed = None
         if not isinstance(change, Remove) and not isinstance(change.value, dict):
-            name = dotted(change.path[-1:])
-            line = f"{name} = {tomlkit.item(change.value).as_string()}\n"
+            line = f"{as_key(change.path[-1:])} = {as_value(change.value)}\n"
             placed = beside_comment(text, change.path, line)
         if placed is None or not _parses(placed):  # it doesn't if the key exists already
             left.append(change)
@@ -408,8 +402,6 @@ def _indent(table: Any, indent: str, step: str) -> None:
 
 def _with_lines(text: str, changes: Sequence[Edit]) -> str | None:
     """The changes made as lines of text; None if that isn't possible."""
-    import tomlkit
-
     result: str | None = text
     for change in changes:
         if result is None:
@@ -417,5 +409,5 @@ def _with_lines(text: str, changes: Sequence[Edit]) -> str | None:
         if isinstance(change, Remove):
             result = remove(result, change.path)
         else:
-            result = put(result, change.path, change.value, lambda v: str(tomlkit.item(v).as_string()))
+            result = put(result, change.path, change.value)
     return result

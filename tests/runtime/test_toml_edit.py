@@ -270,7 +270,7 @@ def test_key_of_a_table_made_by_dotted_keys_is_added_to_them() -> None:
     def mutate(tree: Tree) -> None:
         tree["plugins"][P2]["enable_cdi"] = True
 
-    after = toml_edit.put(text, ("plugins", P2, "enable_cdi"), True, lambda value: "true")
+    after = toml_edit.put(text, ("plugins", P2, "enable_cdi"), True)
     added = f'  plugins."{P2}".enable_cdi = true\n'
     assert after == text.replace(line, added + line)
     edited = toml_edit.edit(text, mutate, "config.toml")
