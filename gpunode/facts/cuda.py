@@ -166,25 +166,27 @@ def newest_of(driver: str) -> tuple[int, int] | None:
 
 def makes_code_for(desired: tuple[int, int], capability: str) -> str:
     """Whether a release supports GPUs of a compute capability: yes, too-early, dropped or unknown."""
-    for row in table(CAPABILITIES).rows:
-        if row["capability"] == capability:
-            first, last = release_of(row["first"]), release_of(row["last"])
-            if first is not None and desired < first:
-                return "too-early"
-            return "dropped" if last is not None and desired > last else "yes"
-    return "unknown"
+    row = _row_of(capability)
+    if row is None:
+        return "unknown"
+    first, last = release_of(row["first"]), release_of(row["last"])
+    if first is not None and desired < first:
+        return "too-early"
+    return "dropped" if last is not None and desired > last else "yes"
 
 
 def first_for(capability: str) -> str:
     """The first release that supports such GPUs; empty if the table has none."""
-    rows = (row["first"] for row in table(CAPABILITIES).rows if row["capability"] == capability)
-    return next(rows, "")
+    return row["first"] if (row := _row_of(capability)) else ""
 
 
 def last_for(capability: str) -> str:
     """The last release that supports such GPUs; empty if there is none or the table doesn't know."""
-    rows = (row["last"] for row in table(CAPABILITIES).rows if row["capability"] == capability)
-    return next(rows, "")
+    return row["last"] if (row := _row_of(capability)) else ""
+
+
+def _row_of(capability: str) -> Mapping[str, str] | None:
+    return next((row for row in table(CAPABILITIES).rows if row["capability"] == capability), None)
 
 
 # Test of CUDA on this node: gpunode's vector addition on every device, in a child process.

@@ -500,15 +500,11 @@ class Node:
             return Allocatable(self._live_allocatable, f"GetAllocatableResources at {socket}", True)
         checkpoint = read_checkpoint(self.host, kubelet.DEVICE_PLUGINS)
         path = f"{kubelet.DEVICE_PLUGINS}/{NAME}"
-        if checkpoint is None or self._older_than_kubelet(path):
-            return None
-        return Allocatable(checkpoint.healthy, path)
-
-    def _older_than_kubelet(self, path: str) -> bool:
-        """Whether an earlier kubelet wrote the file; times of a recorded machine mean nothing."""
-        status = self.host.stat(path) if self.host.live else None
+        status = self.host.stat(path) if self.host.live else None  # times of a recorded machine mean nothing
         process = self.kubelet.process if self.kubelet else None
-        return status is not None and process is not None and status.st_mtime < process.started
+        if checkpoint is None or (status and process and status.st_mtime < process.started):
+            return None  # an earlier kubelet wrote the file
+        return Allocatable(checkpoint.healthy, path)
 
     @topic
     def _live_allocatable(self) -> Mapping[str, tuple[str, ...]]:

@@ -102,18 +102,11 @@ def leaves(tree: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPa
             yield (*above, key), value
 
 
-def header_path(line: str) -> KeyPath | None:
-    """The table that a header line opens; None if the line is no plain ``[table]`` header."""
-    match = _HEADER.match(line)
-    return _keys(f"[{match[3]}]") if match is not None and match[2] == "[" else None
-
-
 def headers(lines: list[str]) -> list[tuple[int, KeyPath]]:
-    """Line number (from 0) and table of every header."""
-    positions = (
-        (number, header_path(line)) for number, line in enumerate(lines) if line.lstrip().startswith("[")
-    )
-    return [(number, path) for number, path in positions if path]
+    """Line number (from 0) and table of every plain ``[table]`` header."""
+    matches = ((number, _HEADER.match(line)) for number, line in enumerate(lines))
+    plain = ((number, _keys(f"[{match[3]}]")) for number, match in matches if match and match[2] == "[")
+    return [(number, path) for number, path in plain if path]
 
 
 def key_lines(lines: list[str]) -> list[tuple[int, KeyPath]]:

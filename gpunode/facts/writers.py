@@ -61,17 +61,15 @@ def generated_copy(
         {path: value for path, value in leaves(table) if not _belongs(path, handlers, bool(handler), cdi)}
         for table in (section, own)
     )
-    if not _is_copy(copied, there):
+    if there:
+        is_copy = 2 * len(copied.keys() & there.keys()) >= len(there)
+    else:
+        is_copy = any(path[:2] == ("containerd", "runtimes") for path in copied)
+    if not is_copy:
         return None
     shadowed = tuple(path for path, value in there.items() if path in copied and copied[path] != value)
     lost = tuple(path for path in there if path not in copied)
     return GeneratedCopy(shadowed, lost, handlers, handler, cdi)
-
-
-def _is_copy(copied: Mapping[KeyPath, Any], there: Mapping[KeyPath, Any]) -> bool:
-    if there:
-        return 2 * len(copied.keys() & there.keys()) >= len(there)
-    return any(path[:2] == ("containerd", "runtimes") for path in copied)
 
 
 def _belongs(path: KeyPath, handlers: Mapping[str, str], default: bool, cdi: bool) -> bool:

@@ -134,7 +134,10 @@ class Parent:
     """The parent process: its `options`, its `note`, and documents sent to it, from any thread."""
 
     def __init__(self) -> None:
-        end_with_parent()
+        import ctypes  # imported here, because the parent doesn't need it
+
+        # killed by the kernel when the parent ends: only that enforces the time limit, and NVML may hang
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         self.options: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
         self.note = Note(int(sys.argv[2]) if len(sys.argv) > 2 else -1)
         self.last = 0.0
@@ -149,14 +152,6 @@ class Parent:
             self.last = time.monotonic()
             while data:
                 data = data[os.write(self._output, data) :]
-
-
-def end_with_parent() -> None:
-    """Make the kernel kill this process when its parent ends: only the parent enforces the time limit, and
-    NVML may hang."""
-    import ctypes  # imported here, because the parent doesn't need it
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 # Note of the query that NVML is answering. The child writes it for its parent.

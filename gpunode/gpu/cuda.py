@@ -3,7 +3,7 @@
 Standard library only: it also runs inside containers. A process that has used it must not fork.
 
 As a child process it lists the GPUs if NVML lists none or reports too little about them, as on Tegra. It
-answers as `gpu.inventory` does, without a driver's version, PCI addresses and MIG.
+answers as `gpu.nvml_health` does, without a driver's version, PCI addresses and MIG.
 """
 
 from __future__ import annotations

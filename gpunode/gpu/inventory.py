@@ -1,19 +1,12 @@
-"""Inventory of the node's GPUs from an open NVML. A GPU that cannot be read never hides the others.
-
-As a child process (``python -m gpunode.gpu.inventory``) it answers ``{"inventory": {...}}``, as `gpunode gpus
--o json` has it under `data`, or ``{"error": {"code": 18, "message": "..."}}``.
-"""
+"""Inventory of the node's GPUs from an open NVML. A GPU that cannot be read never hides the others."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpunode.gpu.child import Parent
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, profile_name
 from gpunode.gpu.nvml import NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError, Queries
-from gpunode.output.typed import plain
 
 
 def discover(
@@ -68,7 +61,13 @@ def _gpu(nvml: Nvml, root: str, index: int) -> Gpu:
     memory = query(lambda: nvml.memory_bytes(device), optional=True) or 0
     capability = query(lambda: nvml.compute_capability(device), optional=True) or ""
     mig_mode = query(lambda: nvml.mig_mode(device))
-    mig = query(lambda: _mig_devices(nvml, device, memory)) if mig_mode else None
+    mig = None
+    if mig_mode:
+        mig = query(
+            lambda: tuple(
+                _mig_device(nvml, device, slot, mig, memory) for slot, mig in nvml.mig_handles(device)
+            )
+        )
     gpu = Gpu(
         index,
         uuid,
@@ -88,10 +87,6 @@ def _gpu(nvml: Nvml, root: str, index: int) -> Gpu:
 
 def _with_error(gpu: Gpu, error: NvmlError | None) -> Gpu:
     return replace(gpu, error=str(error), error_code=error.code) if error else gpu
-
-
-def _mig_devices(nvml: Nvml, gpu: Handle, gpu_memory: int) -> tuple[MigDevice, ...]:
-    return tuple(_mig_device(nvml, gpu, slot, device, gpu_memory) for slot, device in nvml.mig_handles(gpu))
 
 
 def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: int) -> MigDevice:
@@ -132,18 +127,3 @@ def _numa_node(root: str, pci: str) -> int | None:
     except (OSError, ValueError):
         return None
     return node if node >= 0 else None
-
-
-def main() -> int:
-    """Always 0, so that anything else means a crash."""
-    parent = Parent()
-    try:
-        with Nvml.for_parent(parent) as nvml:
-            parent.send(inventory=plain(discover(nvml)))
-    except NvmlError as error:
-        parent.send(error=error.document)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

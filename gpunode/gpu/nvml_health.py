@@ -4,8 +4,10 @@ Every item is None where this GPU or its driver doesn't report it, or this user 
 are nvml.h's own, spelled with hyphens. `read_conditions` queries NVML; a recording has the same under
 ``nvml.conditions``.
 
-As a child process it answers as `gpu.inventory` does, then ``{"condition": {"index": 0, ...}}`` for each GPU
-as soon as it is known, so that a hang or crash keeps the earlier answers, and ``{"done": true}`` at the end.
+As a child process it answers ``{"inventory": {...}}``, as `gpunode gpus -o json` has it under `data`, or
+``{"error": {"code": 18, "message": "..."}}``. With the option `conditions` it then answers ``{"condition":
+{"index": 0, ...}}`` for each GPU as soon as it is known, so that a hang or crash keeps the earlier answers,
+and ``{"done": true}`` at the end.
 """
 
 from __future__ import annotations
@@ -427,9 +429,10 @@ def main() -> int:
         with Nvml.for_parent(parent) as nvml:
             inventory = discover(nvml)
             parent.send(inventory=plain(inventory))
-            for condition in read_conditions(nvml, inventory):
-                parent.send(condition=plain(condition))
-            parent.send(done=True)
+            if parent.options.get("conditions"):
+                for condition in read_conditions(nvml, inventory):
+                    parent.send(condition=plain(condition))
+                parent.send(done=True)
     except NvmlError as error:
         parent.send(error=error.document)
     return 0

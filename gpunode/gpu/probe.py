@@ -78,7 +78,7 @@ def _collect(
     answers: dict[str, Any],
 ) -> None:
     """Fill `answers` as a recording has them: error, or inventory and conditions by index."""
-    child = start(host, "gpunode.gpu.nvml_health" if condition else "gpunode.gpu.inventory", options)
+    child = start(host, "gpunode.gpu.nvml_health", {**options, "conditions": condition})
     try:
         answers |= answer(child, deadline - host.monotonic(), limit=timeout)
         if "error" in answers or not condition:

@@ -202,10 +202,10 @@ def in_nvml(pid):
 def test_output_printed_by_a_library_is_not_in_the_result(make_node):
     script = """
 import os, sys
-from gpunode.gpu import inventory
-read = inventory.discover
-inventory.discover = lambda nvml: os.write(1, b"noise") and read(nvml)
-sys.exit(inventory.main())
+from gpunode.gpu import nvml_health
+read = nvml_health.discover
+nvml_health.discover = lambda nvml: os.write(1, b"noise") and read(nvml)
+sys.exit(nvml_health.main())
 """
     assert len(run_python(script, make_node(machine(2)).env)["inventory"]["gpus"]) == 2
 

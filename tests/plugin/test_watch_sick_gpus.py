@@ -48,14 +48,15 @@ NOT_QUERIED = {
     *("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion"),  # about the driver
     *("nvmlEventSetCreate", "nvmlEventSetWait", "nvmlEventSetFree"),  # about all GPUs that are watched
     "nvmlDeviceGetHandleByUUID",  # indices avoid it
-    *("nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode", "nvmlDeviceGetSramEccErrorStatus"),
+    *("nvmlDeviceGetComputeMode", "nvmlDeviceSetComputeMode"),
 }
 """Functions in the modules of the watcher that it doesn't call, or that aren't about one GPU."""
 
 RECORD = """
-import json, os, re, sys, time
+import inspect, json, os, re, sys, time
 from contextlib import nullcontext
 from pathlib import Path
+from gpunode.gpu import nvml_health
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_watcher import Options, NvmlWatcher
 from gpunode.host import Host
@@ -72,6 +73,7 @@ while not any("watching" in document for document in documents):
 modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
 others = {"gpunode.gpu.child", "gpunode.gpu.nvml_health"}  # names of kinds; what the doctor asks
 sources = [Path(module.__file__).read_text() for module in modules if module.__name__ not in others]
+sources += map(inspect.getsource, (nvml_health.read_gpu, nvml_health._recovery_action, nvml_health._parts))
 named = {name for source in sources for name in re.findall('"(nvml[A-Z][A-Za-z0-9]+)"', source)}
 print(json.dumps([sorted(function for function, gpu in asked if gpu == int(sys.argv[1])), sorted(named)]))
 sys.stdout.flush()

@@ -22,12 +22,11 @@ _DAY_SECONDS = 86400
 
 @dataclass(frozen=True)
 class Table:
-    """One file. `date` is ``YYYY-MM-DD``; `rows` are as in the file: objects, or what `about` describes."""
+    """One file. `date` is ``YYYY-MM-DD``; `rows` are as in the file: objects, or what its ``about`` says."""
 
     name: str
     source: tuple[str, ...]
     date: str
-    about: str
     rows: tuple[Any, ...]
 
     def age_days(self, now: float) -> int:
@@ -42,7 +41,7 @@ class Table:
 def table(name: str) -> Table:
     """The table in NAME.json."""
     tree = json.loads((_HERE / f"{name}.json").read_text())
-    return Table(name, tuple(tree["source"]), tree["date"], tree["about"], tuple(tree["rows"]))
+    return Table(name, tuple(tree["source"]), tree["date"], tuple(tree["rows"]))
 
 
 def all_tables() -> tuple[Table, ...]:
