@@ -612,14 +612,11 @@ def driver_eol(node: Node) -> Verdict:
     if last and last <= number:
         summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))
-    branches = ", ".join(str(branch) for branch in bulletin.branches)
+    branches = ", ".join(str(branch) for branch in driver.kept())
     return warn(
         f"driver branch {number} gets no more security fixes",
         _version(node),
-        seen(
-            f"NVIDIA's security bulletin {bulletin.number} of {bulletin.published}",
-            f"fixes branches {branches}",
-        ),
+        seen(driver.name_of(bulletin), f"fixes branches {branches}"),
         fix=replace(
             driver_packages.install_driver(node),
             before="In the next maintenance window:",

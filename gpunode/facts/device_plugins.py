@@ -89,18 +89,14 @@ def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginPr
     return tuple(
         PluginProcess(process, container_of(host, process.pid)[0], environment(host, process.pid))
         for process in processes
-        if (process.name in _DEVICE_PLUGINS_PROGRAMS or _is_ours(process.argv))
+        if (process.name in _DEVICE_PLUGINS_PROGRAMS or _runs_ours(process.argv, "plugin", "serve"))
         and process.uid in (0, host.uid)
     )
 
 
-def _is_ours(argv: tuple[str, ...]) -> bool:
-    return _runs_ours(argv, "plugin", "serve")
-
-
 def keeps_nvml_open(argv: tuple[str, ...]) -> bool:
     """Whether this is a service of gpunode that keeps NVML open: a device plugin, or the labels service."""
-    return _is_ours(argv) or ("--watch" in argv and _runs_ours(argv, "labels"))
+    return _runs_ours(argv, "plugin", "serve") or ("--watch" in argv and _runs_ours(argv, "labels"))
 
 
 def _runs_ours(argv: tuple[str, ...], *words: str) -> bool:
@@ -124,13 +120,9 @@ def plugin_logs(host: Host, *, helpers: bool = False) -> tuple[PluginLog, ...]:
             place = f"{POD_LOGS}/{directory}/{container}"
             helper = "init" in container or "config" in container or "mps" in container
             path = "" if helper and not helpers else _newest(host, place)
-            if not path:
-                continue
-            logs.append(
-                PluginLog(
-                    path, namespace, pod, container, tuple(host.read_tail(path, _LOG_BYTES).splitlines())
-                )
-            )
+            if path:
+                lines = tuple(host.read_tail(path, _LOG_BYTES).splitlines())
+                logs.append(PluginLog(path, namespace, pod, container, lines))
     return tuple(logs)
 
 
@@ -248,9 +240,8 @@ def driver_failure(host: Host, operator: Operator) -> tuple[str, str] | None:
     for pod in operator.drivers:
         for container in host.listdir(f"{POD_LOGS}/{pod}"):
             path = _newest(host, f"{POD_LOGS}/{pod}/{container}")
-            lines = (
-                [line for line in host.read_tail(path, _POD_LOG_BYTES).splitlines() if line] if path else []
-            )
+            text = host.read_tail(path, _POD_LOG_BYTES) if path else ""
+            lines = [line for line in text.splitlines() if line]
             bad = [line for line in lines if _FAILURE.search(line)]
             if bad:
                 return path, bad[-1]

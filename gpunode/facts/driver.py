@@ -348,13 +348,12 @@ def refusal(row: Supports, number: int, opened: bool | None) -> str:
     return FLAVOUR if number and flavour and row.module == flavour else ""
 
 
-@dataclass(frozen=True)
-class DriverBulletin:
-    """A security bulletin for drivers: its number, its date, and the branches that it has a fix for."""
+# NVIDIA's security bulletins against installed releases: which vulnerabilities a release still has. A
+# bulletin is a row of tables/driver_cves.json or tables/toolkit_cves.json, newest first. A table doesn't
+# contain later bulletins: nothing here says that a release has no vulnerability.
 
-    number: int
-    published: str
-    branches: tuple[int, ...]
+DRIVER, TOOLKIT = "driver_cves", "toolkit_cves"
+Bulletin = Mapping[str, Any]
 
 
 def kept() -> tuple[int, ...]:
@@ -362,25 +361,15 @@ def kept() -> tuple[int, ...]:
     return tuple(sorted({branch(version) for version in _last_bulletin()["fixed"]}, reverse=True))
 
 
-def _last_bulletin() -> Mapping[str, Any]:
-    return max(table("driver_cves").rows, key=lambda row: str(row["published"]))
+def _last_bulletin() -> Bulletin:
+    rows: tuple[Bulletin, ...] = table(DRIVER).rows
+    return max(rows, key=lambda row: str(row["published"]))
 
 
-def ended(number: int) -> DriverBulletin | None:
+def ended(number: int) -> Bulletin | None:
     """The last known bulletin, if it has no fix for this driver branch but for newer ones; else None."""
-    last = _last_bulletin()
     branches = kept()
-    if number in branches or number > max(branches, default=0):
-        return None
-    return DriverBulletin(last["bulletin"], last["published"], branches)
-
-
-# NVIDIA's security bulletins against installed releases: which vulnerabilities a release still has. A
-# bulletin is a row of tables/driver_cves.json or tables/toolkit_cves.json, newest first. A table doesn't
-# contain later bulletins: nothing here says that a release has no vulnerability.
-
-DRIVER, TOOLKIT = "driver_cves", "toolkit_cves"
-Bulletin = Mapping[str, Any]
+    return None if number in branches or number > max(branches, default=0) else _last_bulletin()
 
 
 def name_of(bulletin: Bulletin) -> str:

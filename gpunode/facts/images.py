@@ -72,7 +72,9 @@ def find_image(host: Host, reference: str, docker: str, cri: Mapping[str, str], 
             silent.append(f"{engine}: {error.message}")
             continue
         if config is not None:
-            return Search(Image(engine, _environment(config)), tuple(held_not), tuple(silent))
+            pairs = (pair.partition("=") for pair in as_strings(config.get("Env")))
+            environment = {name: value for name, _, value in pairs}
+            return Search(Image(engine, environment), tuple(held_not), tuple(silent))
         held_not.append(engine)
     return Search(None, tuple(held_not), tuple(silent))
 
@@ -80,32 +82,26 @@ def find_image(host: Host, reference: str, docker: str, cri: Mapping[str, str], 
 def _engines(
     host: Host, reference: str, docker: str, cri: Mapping[str, str], podman: bool
 ) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
-    if docker:
-        yield "Docker", lambda: _of_docker(host, docker, reference)
-    for name, socket in cri.items():
-        yield name, partial(_of_cri, host, socket, reference)
-    if podman:
-        yield "podman", lambda: _of_podman(host, reference)
-
-
-def _of_docker(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
-    if not host.live:
-        return _recorded(host, socket, reference)
+    from gpunode.daemons.cri import image_config
     from gpunode.daemons.docker import DockerApi
 
-    return _heard(host, socket, reference, DockerApi(host, socket, DAEMON_SECONDS).image_config(reference))
+    if docker:
+        query = partial(DockerApi(host, docker, DAEMON_SECONDS).image_config, reference)
+        yield "Docker", partial(_of_daemon, host, docker, reference, query)
+    for name, socket in cri.items():
+        query = partial(image_config, host, socket, reference, DAEMON_SECONDS)
+        yield name, partial(_of_daemon, host, socket, reference, query)
+    if podman:
+        yield "podman", partial(_of_podman, host, reference)
 
 
-def _of_cri(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
+def _of_daemon(
+    host: Host, socket: str, reference: str, query: Callable[[], dict[str, Any] | None]
+) -> dict[str, Any] | None:
+    """The answer, which is recorded without variables that may contain an image's secrets."""
     if not host.live:
         return _recorded(host, socket, reference)
-    from gpunode.daemons.cri import image_config
-
-    return _heard(host, socket, reference, image_config(host, socket, reference, DAEMON_SECONDS))
-
-
-def _heard(host: Host, socket: str, reference: str, config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Report the answer in a recording's format, without variables that may contain an image's secrets."""
+    config = query()
     env = config.get("Env") if config else None
     variables = (
         [variable for variable in env if str(variable).startswith(_OURS)] if isinstance(env, list) else []
@@ -136,12 +132,6 @@ def _recorded(host: Host, socket: str, reference: str) -> dict[str, Any] | None:
     images = seen.get("images")
     config = images.get(reference) if isinstance(images, dict) else None
     return config if isinstance(config, dict) else None
-
-
-def _environment(config: Mapping[str, Any]) -> dict[str, str]:
-    """Env of an image's settings: ``NAME=VALUE`` strings; anything else is left out."""
-    pairs = (pair.partition("=") for pair in as_strings(config.get("Env")))
-    return {name: value for name, _, value in pairs}
 
 
 # The language of NVIDIA_REQUIRE_*: an image's requirements for the driver and the GPU that it runs on.

@@ -253,11 +253,9 @@ def locked(host: Host, family: str, *packages: str) -> bool:
 def module_stream(host: Host, module: str) -> str:
     """The stream of a dnf module that is enabled here (``580-dkms``), empty if none is: packages of other
     streams are hidden then (dnf's modularity)."""
-    text = host.read_text(f"{_MODULES}/{module}.module") or ""
-    if re.search(r"^state\s*=\s*enabled\s*$", text, re.MULTILINE) is None:
-        return ""
-    stream = re.search(r"^stream\s*=\s*(\S+)\s*$", text, re.MULTILINE)
-    return stream[1] if stream else ""
+    settings = _assignments(host.read_text(f"{_MODULES}/{module}.module") or "")
+    values = {name: value for name, value, _ in settings}
+    return values.get("stream", "") if values.get("state") == "enabled" else ""
 
 
 # Package sources of apt: addresses, and the key for each one (sources.list(5)).

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from gpunode.facts.devices import needed
 from gpunode.facts.processes import Process
 from gpunode.facts.services import shown_units
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
 
 _ID = re.compile(r"[0-9a-f]{64}")
-_NEEDED = re.compile(r"nvidia(\d+|ctl|-uvm)")
 _V1_DEVICES = "/sys/fs/cgroup/devices"
 # systemd.generator(7): flushed and filled again whenever systemd reloads
 _GENERATORS = ("/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late")
@@ -104,10 +104,8 @@ def container_of(host: Host, pid: int) -> tuple[str, str, str]:
 
 
 def _nodes(host: Host, pid: int) -> tuple[DeviceNode, ...]:
-    directory = f"/proc/{pid}/root/dev"
-    return tuple(
-        device for device in host.devices(directory) if _NEEDED.fullmatch(device.path.rpartition("/")[2])
-    )
+    root = f"/proc/{pid}/root"
+    return tuple(node for node in host.devices(f"{root}/dev") if needed(node.path.removeprefix(root)))
 
 
 def v1_allows(host: Host, container: Container) -> Sequence[tuple[int, int]] | None:

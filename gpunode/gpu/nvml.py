@@ -200,7 +200,7 @@ def load_bindings() -> Any:
 
 @dataclass(frozen=True)
 class Handle:
-    """A GPU, or a part of one, in NVML's form; valid while NVML stays open.
+    """A GPU, or a part of one, in NVML's form (for `Nvml.handle` its index); valid while NVML stays open.
 
     `gpu` is the index of the GPU, None if it is unknown for this handle.
     """
@@ -337,25 +337,19 @@ class Nvml:
         """
         handles = [argument for argument in arguments if isinstance(argument, Handle)]
         gpus = [handle.gpu for handle in handles if handle.gpu is not None]
-        return self._call(
-            function,
-            gpus,
-            *(argument.raw if isinstance(argument, Handle) else argument for argument in arguments),
-        )
+        raw = (argument.raw if isinstance(argument, Handle) else argument for argument in arguments)
+        try:
+            with self._asking(function, gpus):
+                return getattr(self._library, function)(*raw)
+        except self._library.NVMLError as error:
+            raise NvmlError(int(error.value)) from error
+        except UnicodeDecodeError as error:
+            raise NvmlError(UNKNOWN, f"{function} gave bytes that are not text") from error
 
     def part(self, function: str, of: Handle, *arguments: Any) -> Handle:
         """The handle that a function returns for a part of this GPU, or for the GPU that contains this
         part."""
         return Handle(self.call(function, of, *arguments), of.gpu)
-
-    def _call(self, function: str, gpus: Sequence[int], *arguments: Any) -> Any:
-        try:
-            with self._asking(function, gpus):
-                return getattr(self._library, function)(*arguments)
-        except self._library.NVMLError as error:
-            raise NvmlError(int(error.value)) from error
-        except UnicodeDecodeError as error:
-            raise NvmlError(UNKNOWN, f"{function} gave bytes that are not text") from error
 
     def structure(self, name: str, count: int = 0) -> Any:
         """An empty pynvml structure by name, or an array of `count` of them, for a call to fill."""
@@ -379,7 +373,7 @@ class Nvml:
     # --- one GPU ---------------------------------------------------------------------------------------
 
     def handle(self, index: int) -> Handle:
-        return Handle(self._call("nvmlDeviceGetHandleByIndex", [index], index), index)
+        return self.part("nvmlDeviceGetHandleByIndex", Handle(index, index))
 
     def handle_by_uuid(self, uuid: str) -> Handle:
         """Handle of a GPU or of a MIG device. To find it NVML queries every GPU, including one that hangs."""

@@ -132,21 +132,8 @@ def _unless(codes: Collection[int], read: Callable[[], _T], default: _Default) -
         raise
 
 
-def _placements(nvml: Nvml, gpu: Handle, profile_id: int) -> tuple[Placement, ...]:
-    """The possible placements of a GPU instance, free or not; none if the driver doesn't report them."""
-    call = "nvmlDeviceGetGpuInstancePossiblePlacements"
-    read = partial(_places, nvml, call, "c_nvmlGpuInstancePlacement_t", gpu, profile_id)
-    return _unless(_ABSENT, read, ())  # an error in one profile must not hide the GPU
-
-
-def _compute_placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
-    """The possible placements of a compute instance in its GPU instance; none from drivers before 525."""
-    call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
-    read = partial(_places, nvml, call, "c_nvmlComputeInstancePlacement_t", gpu_instance, profile_id)
-    return _unless((FUNCTION_NOT_FOUND, *_ABSENT), read, ())
-
-
 def _places(nvml: Nvml, call: str, structure: str, of: Handle, profile_id: int) -> tuple[Placement, ...]:
+    """The possible placements of a profile's instances, free or not."""
     places, count = nvml.structure(structure, _MOST_PLACES), ctypes.c_uint(_MOST_PLACES)
     nvml.call(call, of, profile_id, places, ctypes.byref(count))
     placements = {
@@ -161,25 +148,8 @@ def _free(nvml: Nvml, gpu: Handle, profile_id: int) -> int | None:
     return _unless((FUNCTION_NOT_FOUND, *_ABSENT), lambda: int(nvml.call(call, gpu, profile_id)), None)
 
 
-def _gpu_instances(nvml: Nvml, gpu: Handle, profile: Profile) -> tuple[InstanceInfo, ...]:
-    """The GPU instances with that profile."""
-    handles = _listed(
-        nvml, "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile.id, profile.max_count
-    )
-    return tuple(_gpu_instance_info(nvml, handle) for handle in handles)
-
-
 def _gpu_instance_info(nvml: Nvml, gpu_instance: Handle) -> InstanceInfo:
     return _info(gpu_instance, nvml.call("nvmlGpuInstanceGetInfo", gpu_instance))
-
-
-def _compute_instances(
-    nvml: Nvml, gpu_instance: Handle, profile_id: int, most: int
-) -> tuple[InstanceInfo, ...]:
-    """The compute instances with that profile on a GPU instance."""
-    call = "nvmlGpuInstanceGetComputeInstances"
-    handles = _listed(nvml, call, "c_nvmlComputeInstance_t", gpu_instance, profile_id, most)
-    return tuple(_compute_instance_info(nvml, handle) for handle in handles)
 
 
 def _compute_instance_info(nvml: Nvml, compute_instance: Handle) -> InstanceInfo:
@@ -189,6 +159,7 @@ def _compute_instance_info(nvml: Nvml, compute_instance: Handle) -> InstanceInfo
 def _listed(
     nvml: Nvml, call: str, structure: str, of: Handle, profile_id: int, most: int
 ) -> tuple[Handle, ...]:
+    """The instances with that profile on a GPU, or on a GPU instance."""
     room = max(most, _MOST_PLACES)
     handles, count = nvml.structure(structure, room), ctypes.c_uint(room)
     try:
@@ -261,13 +232,18 @@ def _read_instances(nvml: Nvml, gpu: Handle, memory: int, values: dict[str, Any]
     values["profiles"] = offered = _profiles(nvml, gpu, memory)
     result: dict[int, tuple[Profile, InstanceInfo]] = {}
     if values["current"]:
+        call = "nvmlDeviceGetGpuInstances"
         for profile in offered:
-            result |= {info.id: (profile, info) for info in _gpu_instances(nvml, gpu, profile)}
+            for gi in _listed(nvml, call, "c_nvmlGpuInstance_t", gpu, profile.id, profile.max_count):
+                info = _gpu_instance_info(nvml, gi)
+                result[info.id] = profile, info
     examples = {profile.index: info.handle for profile, info in result.values()}
     compute = {index: _compute_profiles(nvml, handle) for index, handle in examples.items()}
     profiles = {}
     for offer in offered:
-        places = _placements(nvml, gpu, offer.id)
+        call = "nvmlDeviceGetGpuInstancePossiblePlacements"
+        read = partial(_places, nvml, call, "c_nvmlGpuInstancePlacement_t", gpu, offer.id)
+        places = _unless(_ABSENT, read, ())  # an error in one profile must not hide the GPU
         example = examples.get(offer.index)
         known = _compute(nvml, example, compute[offer.index]) if example is not None else ()
         free = _free(nvml, gpu, offer.id) if values["current"] else None
@@ -289,7 +265,10 @@ def _compute(nvml: Nvml, gi: Handle, offered: Mapping[int, ComputeProfile]) -> t
     inferred = {entry.slices: entry.placements for entry in inferred_compute(most)}
     result: dict[int, ComputeProfile] = {}
     for profile_id, offer in offered.items():
-        places = _compute_placements(nvml, gi, profile_id) or inferred.get(offer.slices, ())
+        call = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
+        read = partial(_places, nvml, call, "c_nvmlComputeInstancePlacement_t", gi, profile_id)
+        places = _unless((FUNCTION_NOT_FOUND, *_ABSENT), read, ())  # drivers before 525 report none
+        places = places or inferred.get(offer.slices, ())
         result.setdefault(offer.slices, replace(offer, placements=places))
     return tuple(result.values())
 
@@ -303,7 +282,9 @@ def _instance(
 ) -> GpuInstance:
     compute: dict[int, ComputeInstance] = {}
     for profile_id, offer in offered.items():
-        for ci in _compute_instances(nvml, info.handle, profile_id, offer.max_count):
+        call, kind = "nvmlGpuInstanceGetComputeInstances", "c_nvmlComputeInstance_t"
+        for handle in _listed(nvml, call, kind, info.handle, profile_id, offer.max_count):
+            ci = _compute_instance_info(nvml, handle)
             if ci.profile_id == profile_id:
                 uuid = uuids.get((info.id, ci.id), "")
                 place = ci.placement if ci.placement.size else None

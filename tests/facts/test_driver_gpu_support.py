@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunode.facts.driver import DROPPED, FLAVOUR, TOO_NEW, branch, ended, supports, unsuited
+from gpunode.facts.driver import DROPPED, FLAVOUR, TOO_NEW, branch, ended, kept, supports, unsuited
 from gpunode.facts.pci import PciGpu
 from gpunode.facts.tables import table
 from tests.required import required
@@ -60,4 +60,4 @@ def test_table_has_no_gap_that_changes_the_verdict_of_an_id():
 def test_branch_newer_than_the_last_bulletin_is_not_end_of_life():
     assert branch("580.159.03") == 580 and branch("") == 0
     assert ended(580) is None and ended(9999) is None
-    assert 580 in required(ended(570)).branches
+    assert ended(570) is not None and 580 in kept()
