@@ -135,14 +135,12 @@ class Release:
 def release(desired: tuple[int, int]) -> Release | None:
     """The table's row of a release; an unknown point release counts as the newest known one before it of the
     same major release. None for an unknown major release."""
-    best: tuple[tuple[int, int], Release] | None = None
-    for row in table(DRIVERS).rows:
-        known = release_of(row["cuda"])
-        if known is None or known[0] != desired[0] or known > desired:
-            continue
-        if best is None or known > best[0]:
-            best = known, Release(row["cuda"], row["minimum"], row["own"])
-    return best[1] if best else None
+    rows = ((release_of(row["cuda"]), row) for row in table(DRIVERS).rows)
+    earlier = [(known, row) for known, row in rows if known and desired[:1] <= known <= desired]
+    if not earlier:
+        return None
+    _, row = max(earlier, key=lambda pair: pair[0])
+    return Release(row["cuda"], row["minimum"], row["own"])
 
 
 def runs(desired: tuple[int, int], driver: str, offered: tuple[int, int] | None) -> tuple[bool | None, str]:

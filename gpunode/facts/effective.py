@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpunode.errors import GpunodeError, Unreadable
@@ -76,7 +76,8 @@ class Configured:
 def configured(host: Host, daemon: Daemon) -> Configured:
     """The settings in this daemon's files; never raises for their contents."""
     try:
-        return _READERS[daemon.name](reader(host, daemon), daemon)
+        settings = _READERS[daemon.name](reader(host, daemon), daemon)
+        return settings if _since(daemon, ENGINES[daemon.name].cdi) else replace(settings, cdi=None)
     except GpunodeError as error:
         main = ConfigFile(daemon.config_path, "main", "")
         return Configured((main,), problem=error.message, readable=not isinstance(error, Unreadable))
@@ -101,7 +102,7 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
         tuple(files),
         tuple(handlers),
         config.named_default,
-        cdi if _has_cdi(daemon) else None,
+        cdi,
         _directories(config.cri.get("cdi_spec_dirs")),
     )
 
@@ -121,7 +122,7 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
         (ConfigFile(path, "main", text, tree),),
         (*handlers, *_flag_handlers(option_values(daemon.argv, "--add-runtime"), "=")),
         option_value(daemon.argv, "--default-runtime") or as_text(tree.get("default-runtime")),
-        cdi if _has_cdi(daemon) else None,
+        cdi,
         tuple(option_values(daemon.argv, "--cdi-spec-dir")) or _directories(tree.get("cdi-spec-dirs")),
     )
 
@@ -137,7 +138,7 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
         _files(config.path, config.files),
         (*handlers, *_flag_handlers(runtimes, ":")),
         option_value(daemon.argv, "--default-runtime") or config.named_default,
-        True if _has_cdi(daemon) else None,
+        True,
         _directories(config.setting("runtime", "cdi_spec_dirs")),
     )
 
@@ -154,7 +155,7 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
         _files(daemon.config_path, config.files),
         handlers,
         as_text(config.setting("runtime")),
-        True if _has_cdi(daemon) else None,
+        True,
         _directories(config.setting("cdi_spec_dirs")),
     )
 
@@ -182,10 +183,6 @@ def _files(main: str, entries: Iterable[CrioFile | PodmanFile]) -> tuple[ConfigF
     ]
     absent = () if any(file.path == main for file in files) else (ConfigFile(main, "main", None),)
     return (*absent, *files)
-
-
-def _has_cdi(daemon: Daemon) -> bool:
-    return _since(daemon, ENGINES[daemon.name].cdi)
 
 
 def _since(daemon: Daemon, version: tuple[int, ...]) -> bool:

@@ -126,16 +126,14 @@ def conditions_from_json(data: Any, inventory: Inventory) -> tuple[Condition, ..
     inventory. An item of a wrong type counts as missing; TypeError, AttributeError or ValueError if there are
     no objects."""
     known = {gpu.index: gpu for gpu in inventory.gpus}
-    return tuple(
-        _condition(item, known.get(int(key)) or Gpu(int(key), "", "", ""))
-        for key, item in sorted(({} if data is None else data).items(), key=lambda pair: int(pair[0]))
-    )
-
-
-def _condition(item: Any, gpu: Gpu) -> Condition:
-    condition = from_plain(Condition, item, lenient=True)
-    reading = replace(condition.reading, uuid=gpu.uuid)
-    return replace(condition, index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, reading=reading)
+    items = [(int(key), item) for key, item in ({} if data is None else data).items()]
+    conditions = []
+    for index, item in sorted(items, key=lambda pair: pair[0]):
+        gpu = known.get(index) or Gpu(index, "", "", "")
+        condition = from_plain(Condition, item, lenient=True)
+        reading = replace(condition.reading, uuid=gpu.uuid)
+        conditions.append(replace(condition, index=index, uuid=gpu.uuid, pci=gpu.pci, reading=reading))
+    return tuple(conditions)
 
 
 # A GPU's reading of its own health, from an open NVML. Values that it, or its driver, doesn't report are

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.errors import ConfigError, GpunodeError
+from gpunode.errors import GpunodeError
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.library_paths import nvml_options
 from gpunode.gpu.model import GPU_IS_LOST
@@ -23,7 +23,6 @@ from gpunode.gpu.nvml import (
 )
 from gpunode.host import Host
 from gpunode.host.process import LineChild
-from gpunode.host.recording import RECORDING
 from gpunode.mig.model import Layouts, Placement, layouts_from_json
 from gpunode.output.result import ExitCode
 from gpunode.output.typed import plain
@@ -199,9 +198,4 @@ def _recorded(host: Host) -> Layouts:
         error = MigError("read the layouts", "", "nothing was recorded of this machine's MIG")
         error.hint = "gpunode report records it on that node"
         raise error
-    try:
-        return layouts_from_json(recorded)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{RECORDING}: nvml.mig is malformed ({error!r})", hint="see docs/recorded-machines.md"
-        ) from error
+    return layouts_from_json(recorded)  # `Host.recording` has its types already

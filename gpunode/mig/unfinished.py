@@ -13,6 +13,7 @@ from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
 from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, layouts_from_json
+from gpunode.mig.placement import Target
 from gpunode.mig.plan import GpuPlan, same_layout
 from gpunode.mig.users import Drained
 from gpunode.output.typed import from_plain, plain
@@ -70,18 +71,11 @@ def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left
     """
     old = load_snapshot(host)
     earlier = {gpu.uuid: old.goals.get(gpu.uuid, ()) for gpu in (*left.half, *left.unasked)}
-    goals = {plan.gpu.uuid: (*earlier.get(plan.gpu.uuid, ()), _goal(plan)) for plan in plans}
+    goals = {}
+    for plan in plans:
+        goal = Goal(plan.wish.enabled, None if plan.target is None else tuple(map(_cut, plan.target)))
+        goals[plan.gpu.uuid] = (*earlier.get(plan.gpu.uuid, ()), goal)
     _write(host, LayoutSnapshot((*before, *left.unasked), {**earlier, **goals}))
-
-
-def _goal(plan: GpuPlan) -> Goal:
-    if plan.target is None:
-        return Goal(plan.wish.enabled, None)
-    cuts = tuple(
-        ((t.profile_id, t.placement.start, t.placement.size), tuple(sorted(c.slices for c in t.compute)))
-        for t in plan.target
-    )
-    return Goal(plan.wish.enabled, cuts)
 
 
 def _write(host: Host, snapshot: LayoutSnapshot) -> None:
@@ -143,11 +137,8 @@ def _all(goals: Sequence[Goal]) -> Goal:
 
 
 def _reached(goal: Goal, now: GpuLayout) -> bool:
-    cuts = [
-        (_spot(instance), tuple(sorted(c.slices for c in instance.compute))) for instance in now.instances
-    ]
     mode = (now.current, now.pending) == (goal.enabled, goal.enabled)
-    return mode and goal.cuts is not None and sorted(cuts) == sorted(goal.cuts)
+    return mode and goal.cuts is not None and sorted(map(_cut, now.instances)) == sorted(goal.cuts)
 
 
 def _between(before: GpuLayout, goal: Goal, now: GpuLayout) -> bool:
@@ -155,11 +146,13 @@ def _between(before: GpuLayout, goal: Goal, now: GpuLayout) -> bool:
         return False
     if goal.cuts is None:
         return True
-    return set(map(_spot, now.instances)) <= {*map(_spot, before.instances), *(spot for spot, _ in goal.cuts)}
+    known = {spot for spot, _ in (*map(_cut, before.instances), *goal.cuts)}
+    return {spot for spot, _ in map(_cut, now.instances)} <= known
 
 
-def _spot(instance: GpuInstance) -> Spot:
-    return instance.profile_id, instance.placement.start, instance.placement.size
+def _cut(part: GpuInstance | Target) -> Cut:
+    spot = part.profile_id, part.placement.start, part.placement.size
+    return spot, tuple(sorted(compute.slices for compute in part.compute))
 
 
 def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
