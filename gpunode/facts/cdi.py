@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
 from gpunode.host.documents import load
+from gpunode.output.typed import as_dict, as_strings
 
 if TYPE_CHECKING:
     from gpunode.gpu.model import Inventory
@@ -118,21 +119,15 @@ def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[
     specs = []
     for directory in directories:
         for path in sorted(path for kind in EXTENSIONS for path in host.glob(directory, f"*.{kind}")):
-            spec = _spec_at(host, path)
-            if spec is not None:
-                specs.append(spec)
+            try:
+                spec = parse_spec(host.read_text(path) or "", path)
+            except Unreadable:
+                raise
+            except GpunodeError as error:  # engines ignore a directory; a pipe or a loop of links is broken
+                broken = "nvidia" in path.rpartition("/")[2] and not host.is_dir(path)
+                spec = CdiSpec(path, "", problem=error.message) if broken else None
+            specs += [spec] if spec is not None else []
     return tuple(specs)
-
-
-def _spec_at(host: Host, path: str) -> CdiSpec | None:
-    """The file at a path: engines ignore a directory; a pipe or a loop of links is a broken file."""
-    try:
-        return parse_spec(host.read_text(path) or "", path)
-    except Unreadable:
-        raise
-    except GpunodeError as error:
-        broken = "nvidia" in path.rpartition("/")[2] and not host.is_dir(path)
-        return CdiSpec(path, "", problem=error.message) if broken else None
 
 
 def parse_spec(text: str, path: str) -> CdiSpec | None:
@@ -169,13 +164,12 @@ def _list(tree: Any, key: str) -> list[Any]:
 
 
 def _edits(holder: dict[str, Any]) -> CdiEdits:
-    value = holder.get("containerEdits")
-    edits = value if isinstance(value, dict) else {}
+    edits = as_dict(holder.get("containerEdits"))
     return CdiEdits(
         tuple(dict.fromkeys(_nodes(edits))),
         tuple(_strings(edits, "mounts", "hostPath")),
         tuple(_strings(edits, "hooks", "path")),
-        tuple(variable for variable in _list(edits, "env") if isinstance(variable, str)),
+        as_strings(edits.get("env")),
     )
 
 

@@ -461,12 +461,13 @@ def passed_over(config: ContainerdConfig) -> tuple[PassedOver, ...]:
     if not config.release or config.release >= _EACH_FILE_BY_ITSELF:
         return ()
     names = _names(config)
-    tables = [
-        (path, plugin, table, _full(config, tree, plugin) in names)
-        for path, tree in config.trees.items()
-        for plugin in (_SHORT, _OLD, _NEW)
-        if isinstance(table := dig(tree, "plugins", plugin), dict)
-    ]
+    tables = []
+    for path, tree in config.trees.items():
+        # 2.0 and newer expand the short plugin names of a file without version
+        expanded = {_SHORT: _OLD} if config.deep and tree.get("version", 1) in (0, 1) else {}
+        for plugin in (_SHORT, _OLD, _NEW):
+            if isinstance(table := dig(tree, "plugins", plugin), dict):
+                tables.append((path, plugin, table, expanded.get(plugin, plugin) in names))
     read_tables = [table for _, _, table, read in tables if read]
     lost = (
         (path, plugin, _lost_settings(config, table, read_tables))
@@ -485,35 +486,25 @@ def _names(config: ContainerdConfig) -> tuple[str, ...]:
     return (_SHORT,) if force == 1 else (_OLD,)
 
 
-def _full(config: ContainerdConfig, tree: dict[str, Any], plugin: str) -> str:
-    """2.0 and newer expand the short plugin names of a file without version."""
-    return _OLD if plugin == _SHORT and config.deep and tree.get("version", 1) in (0, 1) else plugin
-
-
 def _lost_settings(
     config: ContainerdConfig, table: dict[str, Any], read_tables: list[dict[str, Any]]
 ) -> tuple[str, ...]:
     """Handlers, their cgroup driver and registries; other settings fall back to the same default."""
-    parts = [
-        name if systemd is None else f"{name}: SystemdCgroup = true"
-        for name, runtime in as_dict(dig(table, "containerd", "runtimes")).items()
-        for systemd in _missed(
-            name, runtime, [dig(other, "containerd", "runtimes", name) for other in read_tables]
+    parts = []
+    for name, runtime in as_dict(dig(table, "containerd", "runtimes")).items():
+        others = [dig(other, "containerd", "runtimes", name) for other in read_tables]
+        there = [entry for entry in others if isinstance(entry, dict)]
+        if not there and (name != "runc" or dig(runtime, "options", "BinaryName")):
+            parts.append(name)
+            continue
+        systemd, *others_systemd = (
+            dig(entry, "options", "SystemdCgroup") is True for entry in (runtime, *there)
         )
-    ]
+        if systemd and not any(others_systemd):
+            parts.append(f"{name}: SystemdCgroup = true")
     registry = dig(table, "registry")
     moved = config.deep and version_in_force(config) > 2  # into a separate table, the only one that it reads
     read_table = isinstance(dig(config.merged, "plugins", IMAGES, "registry"), dict)
     if moved and not read_table and any(dig(registry, key) for key in ("config_path", "mirrors", "configs")):
         parts.append("registry")
     return tuple(parts)
-
-
-def _missed(name: str, runtime: Any, runtimes: list[Any]) -> tuple[bool | None, ...]:
-    """Lost parts of a handler: nothing, (None,) for all of it, (True,) for SystemdCgroup."""
-    systemd = dig(runtime, "options", "SystemdCgroup") is True
-    there = [entry for entry in runtimes if isinstance(entry, dict)]
-    if not there and (name != "runc" or dig(runtime, "options", "BinaryName")):
-        return (None,)
-    lost = systemd and not any(dig(entry, "options", "SystemdCgroup") is True for entry in there)
-    return (True,) if lost else ()

@@ -69,6 +69,12 @@ def environment(host: Host, pid: int) -> Mapping[str, str]:
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
+def status_fields(host: Host, pid: int) -> Mapping[str, str]:
+    """The fields of /proc/PID/status (proc_pid_status(5)); {} if the process has ended."""
+    lines = (line.partition(":") for line in host.text_or_empty(f"/proc/{pid}/status").splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
 def start_ticks(host: Host, pid: int | str) -> int | None:
     """When a process started, in clock ticks since the boot (proc(5)); None if it doesn't exist or is a
     zombie.
@@ -96,9 +102,8 @@ def identifies(host: Host, identity: object, pid: int) -> bool:
     """Whether an `own_identity` is that of process `pid`, which may be in a container of this node."""
     if not isinstance(identity, dict) or identity.get("startTicks") is None:
         return False
-    status = host.read_text(f"/proc/{pid}/status") or ""
-    # its numbers in every PID namespace that it is in, its own last (proc(5))
-    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
+    # its numbers in every PID namespace that it is in, its own last
+    numbers = status_fields(host, pid).get("NSpid", "").split()
     return (
         identity.get("bootId") == boot_id(host)
         and identity.get("pidNamespace") == host.readlink(f"/proc/{pid}/ns/pid")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 from gpunode.gpu.child import Parent
 
@@ -178,9 +179,7 @@ class Cuda:
         if not newest and (is_mig or not hasattr(self._library, "cuDeviceGetUuid")):
             return ""
         self.call("cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid", raw, self._handle(device))
-        digits = bytes(raw).hex()
-        parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-        return ("MIG-" if is_mig else "GPU-") + "-".join(parts)
+        return f"{'MIG' if is_mig else 'GPU'}-{UUID(bytes=bytes(raw))}"
 
     @contextmanager
     def context(self, device: int) -> Iterator[None]:

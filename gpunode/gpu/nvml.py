@@ -10,11 +10,11 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpunode.gpu.child import Parent
+from gpunode.gpu.child import Note, Parent
 from gpunode.gpu.model import GPU_IS_LOST, MigSize
 
 _T = TypeVar("_T")
@@ -211,10 +211,7 @@ class Handle:
 
 Asking = Callable[[str, Sequence[int]], AbstractContextManager[None]]
 """Entered with a function's name and the indices of the GPUs that it is about, for as long as NVML takes."""
-
-
-def _unnoted(function: str, gpus: Sequence[int]) -> AbstractContextManager[None]:
-    return nullcontext()
+_UNNOTED = Note().asking
 
 
 FABRIC_STATES = (None, "not-started", "in-progress", "completed")
@@ -279,13 +276,13 @@ def sysfs_address(bus_id: bytes | str) -> str:
 class Nvml:
     """An open NVML. Every method raises `NvmlError` with NVML's own code."""
 
-    def __init__(self, asking: Asking = _unnoted) -> None:
+    def __init__(self, asking: Asking) -> None:
         """Use `Nvml.open()`."""
         self._library = load_bindings()
         self._asking = asking
 
     @classmethod
-    def open(cls, library: str = "", asking: Asking = _unnoted, fallback: str = "") -> Nvml:
+    def open(cls, library: str = "", asking: Asking = _UNNOTED, fallback: str = "") -> Nvml:
         """Load libnvidia-ml.so.1 and initialise it: by the path `library`, or else as the dynamic loader
         finds it, or else by the path `fallback`."""
         if library:

@@ -22,7 +22,7 @@ from gpunode.facts.daemons import process_unit
 from gpunode.facts.device_plugins import keeps_nvml_open, status_path
 from gpunode.facts.devices import opened
 from gpunode.facts.node import Node
-from gpunode.facts.processes import Process, identifies, running, start_ticks
+from gpunode.facts.processes import Process, identifies, running, start_ticks, status_fields
 from gpunode.facts.workloads import container_of
 from gpunode.host import PLUGIN_STATE, Host
 from gpunode.host.process import Completed
@@ -484,13 +484,14 @@ def clients(host: Host, processes: Sequence[Process]) -> Clients:
         process.pid
         for process in processes
         if keeps_nvml_open(process.argv)
-        and _heeds(_field(host, process.pid, "Sig"))
+        and _heeds(status_fields(host, process.pid))
         and _is_known(host, process)
     )
+    parents = set(map(str, services))
     children = tuple(
         process.pid
         for process in processes
-        if services and _CHILD in process.argv and _parent(_field(host, process.pid, "PPid:")) in services
+        if services and _CHILD in process.argv and status_fields(host, process.pid).get("PPid") in parents
     )
     return Clients(services, children)
 
@@ -516,23 +517,9 @@ def _is_known(host: Host, process: Process) -> bool:
         return False
 
 
-def _field(host: Host, pid: int, name: str) -> tuple[str, ...]:
-    """Lines of /proc/PID/status with this prefix (proc_pid_status(5)); none if the process has ended."""
-    lines = host.text_or_empty(f"/proc/{pid}/status").splitlines()
-    return tuple(line for line in lines if line.startswith(name))
-
-
-def _parent(lines: Sequence[str]) -> int:
-    number = lines[0].split()[-1] if lines else ""
-    return int(number) if number.isdecimal() else 0
-
-
-def _heeds(lines: Sequence[str]) -> bool:
+def _heeds(status: Mapping[str, str]) -> bool:
     """Whether both signals are caught, or blocked until they are."""
-    masks = [line.split()[-1] for line in lines if line.startswith(("SigCgt:", "SigBlk:"))]
-    caught = 0
-    for mask in masks:
-        caught |= int(mask, 16)
+    caught = int(status.get("SigCgt", "0"), 16) | int(status.get("SigBlk", "0"), 16)
     return all(caught >> (number - 1) & 1 for number in _SIGNALS.values())
 
 

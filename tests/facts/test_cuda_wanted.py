@@ -162,10 +162,14 @@ def test_malformed_response_is_no_image(wrong, tmp_path):
 
 
 def test_engine_that_does_not_respond_is_named(tmp_path, monkeypatch):
-    def hangs(*_):
-        raise DaemonError("no answer within 3 s", code="timeout")
+    asked = images._of_daemon
 
-    monkeypatch.setattr(images, "_of_docker", hangs)
+    def hangs(host, socket, *rest):
+        if "docker" in socket:
+            raise DaemonError("no answer within 3 s", code="timeout")
+        return asked(host, socket, *rest)
+
+    monkeypatch.setattr(images, "_of_daemon", hangs)
     search = node(tmp_path).image
     assert search.silent == ("Docker: no answer within 3 s",)
     assert search.held_not == ("containerd",)
