@@ -75,19 +75,15 @@ def read_unit_states(host: Host, units: Sequence[str] = UNITS) -> Mapping[str, U
     """By name; a unit that systemd doesn't know has `load` not-found. {} if systemd isn't init, or reports
     nothing. `Stuck` if it hangs. A recorded machine returns the recorded output of the command."""
     if not host.live:
-        return parse_unit_states("\n\n".join(_recorded(host)))
+        answers = host.recording.get("commands", {}).items()
+        texts = (answer.get("stdout", "") for command, answer in answers if command.startswith(_RECORDED))
+        return parse_unit_states("\n\n".join(texts))
     if not host.systemd_runs():
         return {}
     done = host.run([*COMMAND, *units], timeout=_SECONDS)
     if done.timed_out:
         raise Stuck(f"systemd didn't answer within {_SECONDS:g} s: {COMMAND[0]} {COMMAND[1]}", first=True)
     return parse_unit_states(done.stdout)
-
-
-def _recorded(host: Host) -> Iterator[str]:
-    for command, answer in host.recording.get("commands", {}).items():
-        if command.startswith(_RECORDED):
-            yield str(answer.get("stdout", ""))
 
 
 def shown_units(text: str) -> Iterator[list[tuple[str, str]]]:

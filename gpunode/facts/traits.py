@@ -59,15 +59,6 @@ def _mig(node: Node) -> bool:
     return any(gpu.mig_enabled for gpu in node.nvml.inventory.gpus)
 
 
-def _application_container(node: Node) -> bool:
-    """A container without an init system, unlike one of LXC or kind: engines that it sees are the host's."""
-    return node.kind == CONTAINER and not node.host.systemd_runs()
-
-
-def _kubelet(node: Node) -> bool:
-    return node.kubelet is not None and node.kubelet.joined
-
-
 def _coherent(node: Node) -> bool:
     """Grace with its own GPU: the driver names it GH200, GB200, GB300."""
     return any(re.search(r"\bG[HB]\d00\b", gpu.model) for gpu in node.driver_gpus)
@@ -85,8 +76,11 @@ TRAITS = {
         lambda node: selinux_enforcing(node.host), "SELinux is enforcing", "SELinux is not enforcing"
     ),
     "lxc": Trait(lambda node: in_lxc(node.host), "this is an LXC container", "this is not an LXC container"),
+    # a container without an init system, unlike one of LXC or kind: engines that it sees are the host's
     "application-container": Trait(
-        _application_container, "this is a container without an engine of its own", "this is not a container"
+        lambda node: node.kind == CONTAINER and not node.host.systemd_runs(),
+        "this is a container without an engine of its own",
+        "this is not a container",
     ),
     "immutable": Trait(
         lambda node: node.distribution.immutable,
@@ -110,7 +104,11 @@ TRAITS = {
         "the GPUs are not reserved for virtual machines",
     ),
     "vm-host": Trait(_vm_host, "all GPUs are reserved for virtual machines", "this node runs GPU containers"),
-    "kubelet": Trait(_kubelet, "this is a Kubernetes node", "no kubelet on this node has joined a cluster"),
+    "kubelet": Trait(
+        lambda node: node.kubelet is not None and node.kubelet.joined,
+        "this is a Kubernetes node",
+        "no kubelet on this node has joined a cluster",
+    ),
     "docker": Trait(lambda node: node.docker is not None, "Docker is installed", "Docker isn't installed"),
     "containerd": Trait(
         lambda node: node.containerd is not None, "containerd is installed", "containerd isn't installed"

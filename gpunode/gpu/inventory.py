@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gpunode.gpu.model import Gpu, Inventory, MigDevice, profile_name
+from gpunode.gpu.model import Gpu, Inventory, MigDevice, MigSize, profile_name
 from gpunode.gpu.nvml import NO_PERMISSION, NOT_SUPPORTED, Handle, Nvml, NvmlError, Queries
 
 
@@ -91,7 +91,17 @@ def _with_error(gpu: Gpu, error: NvmlError | None) -> Gpu:
 
 def _mig_device(nvml: Nvml, gpu: Handle, slot: int, device: Handle, gpu_memory: int) -> MigDevice:
     gi, ci = nvml.mig_instances(device)
-    size, memory_mib = nvml.mig_attributes(device)
+    seen = nvml.call("nvmlDeviceGetAttributes", device)
+    memory_mib = int(seen.memorySizeMB)
+    size = MigSize(
+        *(int(seen.gpuInstanceSliceCount), int(seen.computeInstanceSliceCount)),
+        multiprocessors=int(seen.multiprocessorCount),
+        copy_engines=int(seen.sharedCopyEngineCount),
+        decoders=int(seen.sharedDecoderCount),
+        encoders=int(seen.sharedEncoderCount),
+        jpeg=int(seen.sharedJpegCount),
+        ofa=int(seen.sharedOfaCount),
+    )
     try:
         profile = nvml.gpu_instance_profile(gpu, gi)
     except NvmlError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpunode.gpu.child import Note, Parent
-from gpunode.gpu.model import GPU_IS_LOST, MigSize
+from gpunode.gpu.model import GPU_IS_LOST
 
 _T = TypeVar("_T")
 
@@ -386,11 +386,6 @@ class Nvml:
         """PCI address as sysfs spells it."""
         return sysfs_address(self.call("nvmlDeviceGetPciInfo", device).busId)
 
-    def pci_ids(self, device: Handle) -> tuple[str, int, int]:
-        """PCI address as sysfs spells it; device id and subsystem id, each above its vendor's: 0x20B010DE."""
-        info = self.call("nvmlDeviceGetPciInfo", device)
-        return sysfs_address(info.busId), int(info.pciDeviceId), int(info.pciSubSystemId)
-
     def minor(self, device: Handle) -> int:
         """N of /dev/nvidiaN."""
         return int(self.call("nvmlDeviceGetMinorNumber", device))
@@ -456,20 +451,6 @@ class Nvml:
         """Ids of the GPU instance and of the compute instance behind a MIG device."""
         gi = self.call("nvmlDeviceGetGpuInstanceId", mig)
         return int(gi), int(self.call("nvmlDeviceGetComputeInstanceId", mig))
-
-    def mig_attributes(self, mig: Handle) -> tuple[MigSize, int]:
-        """A MIG device's size, and its memory in MiB."""
-        seen = self.call("nvmlDeviceGetAttributes", mig)
-        size = MigSize(
-            *(int(seen.gpuInstanceSliceCount), int(seen.computeInstanceSliceCount)),
-            multiprocessors=int(seen.multiprocessorCount),
-            copy_engines=int(seen.sharedCopyEngineCount),
-            decoders=int(seen.sharedDecoderCount),
-            encoders=int(seen.sharedEncoderCount),
-            jpeg=int(seen.sharedJpegCount),
-            ofa=int(seen.sharedOfaCount),
-        )
-        return size, int(seen.memorySizeMB)
 
     def gpu_instance_profile(self, gpu: Handle, gi: int) -> int | None:
         """The profile of a GPU instance as NVML_GPU_INSTANCE_PROFILE_*, None if no profile has its id.

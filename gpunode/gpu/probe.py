@@ -56,7 +56,13 @@ def probe(
     except ChildFailure as error:
         failure = error
     seconds = host.monotonic() - begin
-    result = _result(answers, failure, seconds)
+    if failure is not None and "inventory" not in answers:
+        result = NvmlProbe(None, None, str(failure), failure.timed_out, seconds)
+    else:
+        try:
+            result = _answer(answers, seconds, str(failure or ""))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            result = NvmlProbe(None, None, unusable(repr(error)), seconds=seconds)
     if result.inventory is None and result.code is None:
         if result.timed_out:
             host.heard("nvml", "timeout", True)
@@ -91,15 +97,6 @@ def _collect(
             answers["conditions"][str(condition_of.get("index"))] = condition_of
     finally:
         child.end()
-
-
-def _result(answers: dict[str, Any], failure: ChildFailure | None, seconds: float) -> NvmlProbe:
-    if failure is not None and "inventory" not in answers:
-        return NvmlProbe(None, None, str(failure), failure.timed_out, seconds)
-    try:
-        return _answer(answers, seconds, str(failure or ""))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return NvmlProbe(None, None, unusable(repr(error)), seconds=seconds)
 
 
 def _answer(answers: dict[str, Any], seconds: float = 0.0, problem: str = "") -> NvmlProbe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -238,13 +239,17 @@ def _put_back(tools: Tools, gpus: Sequence[GpuLayout]) -> dict[str, str]:
             now = session.layouts()
             for gpu in gpus:
                 with _noted(gpu, wrong):
-                    _restore_instances(tools, session, gpu, _gpu(now, gpu))
+                    seen = _gpu(now, gpu)
+                    desired = as_it_was(gpu.instances if gpu.current else (), seen.instances)
+                    created: dict[tuple[str, int], int] = {}
+                    for step in itertools.chain(*towards(gpu, seen.instances, desired)):
+                        _do(tools, session, step, created)
             now = session.layouts()
     except GpunodeError as error:
         return {gpu.uuid: wrong.get(gpu.uuid, error.message) for gpu in gpus}
     for gpu in gpus:
-        seen = now.gpu(gpu.uuid)
-        if seen is not None and same_layout(gpu, seen):
+        after = now.gpu(gpu.uuid)
+        if after is not None and same_layout(gpu, after):
             wrong.pop(gpu.uuid, None)
         else:
             wrong.setdefault(gpu.uuid, "it differs from what it was")
@@ -289,11 +294,3 @@ def _restore_mode(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLa
         _do(tools, session, step, {})
     with tools.announce(f"GPU {gpu.index}: switch MIG {'on' if gpu.current else 'off'} again"):
         return not session.set_mode(gpu.uuid, gpu.current)
-
-
-def _restore_instances(tools: Tools, session: MigSession, gpu: GpuLayout, seen: GpuLayout) -> None:
-    desired = as_it_was(gpu.instances if gpu.current else (), seen.instances)
-    destroy, create = towards(gpu, seen.instances, desired)
-    created: dict[tuple[str, int], int] = {}
-    for step in (*destroy, *create):
-        _do(tools, session, step, created)

@@ -402,8 +402,6 @@ def _against(wish: Wish, mode_only: bool) -> str:
 # mode is the current one; a GPU instance without a compute instance is not a device; filters name device and
 # vendor.
 
-Key = tuple[bool, tuple[tuple[str, int], ...]]
-
 
 def export(layouts: Layouts, label: str = "current") -> dict[str, Any]:
     """The document, with its keys in mig-parted's order."""
@@ -411,9 +409,11 @@ def export(layouts: Layouts, label: str = "current") -> dict[str, Any]:
 
 
 def _export_entries(gpus: Sequence[GpuLayout]) -> Iterator[dict[str, Any]]:
-    groups: dict[Key, list[GpuLayout]] = {}
+    groups: dict[tuple[bool, tuple[tuple[str, int], ...]], list[GpuLayout]] = {}
     for gpu in gpus:
-        groups.setdefault(_key(gpu), []).append(gpu)
+        counts: Mapping[str, int] = gpu.devices() if gpu.current else {}
+        key = gpu.capable and gpu.current, tuple(sorted(counts.items()))
+        groups.setdefault(key, []).append(gpu)
     kinds = {gpu.device_id for gpu in gpus}
     for (enabled, devices), members in groups.items():
         entry: dict[str, Any] = {}
@@ -426,11 +426,6 @@ def _export_entries(gpus: Sequence[GpuLayout]) -> Iterator[dict[str, Any]]:
         entry["mig-enabled"] = enabled
         entry["mig-devices"] = dict(devices)
         yield entry
-
-
-def _key(gpu: GpuLayout) -> Key:
-    devices: Mapping[str, int] = gpu.devices() if gpu.current else {}
-    return gpu.capable and gpu.current, tuple(sorted(devices.items()))
 
 
 def as_json(document: Mapping[str, Any]) -> str:

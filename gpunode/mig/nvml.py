@@ -34,6 +34,7 @@ from gpunode.gpu.nvml import (
     Nvml,
     NvmlError,
     instance_id,
+    sysfs_address,
 )
 from gpunode.mig.model import (
     ComputeInstance,
@@ -209,7 +210,9 @@ def read_gpu(nvml: Nvml, index: int) -> GpuLayout:
 
 def _read_into(nvml: Nvml, gpu: Handle, values: dict[str, Any]) -> None:
     values["uuid"] = nvml.uuid(gpu)
-    values["pci"], values["device_id"], values["subsystem_id"] = nvml.pci_ids(gpu)
+    pci = nvml.call("nvmlDeviceGetPciInfo", gpu)
+    values["pci"] = sysfs_address(pci.busId)
+    values["device_id"], values["subsystem_id"] = int(pci.pciDeviceId), int(pci.pciSubSystemId)
     values["name"] = nvml.name(gpu)
     values["minor"] = _unless(_NOT_TOLD, lambda: nvml.minor(gpu), None)
     values["memory_bytes"] = memory = _unless(_NOT_TOLD, lambda: nvml.memory_bytes(gpu), 0)

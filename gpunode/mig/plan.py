@@ -119,8 +119,8 @@ def put_back(gpu: GpuLayout, before: GpuLayout) -> GpuPlan:
 def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
     gpu = wish.gpu
     switches = gpu.current != wish.enabled
-    settled = gpu.current == wish.enabled and gpu.pending == wish.enabled
-    mode = () if settled else (Step("enable" if wish.enabled else "disable", gpu.index, gpu.uuid),)
+    mode_is_set = gpu.current == wish.enabled and gpu.pending == wish.enabled
+    mode = () if mode_is_set else (Step("enable" if wish.enabled else "disable", gpu.index, gpu.uuid),)
     reset = "none"
     if switches and not gpu.architecture:
         reset = "unknown"
