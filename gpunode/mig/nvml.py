@@ -216,8 +216,9 @@ def _read_into(nvml: Nvml, gpu: Handle, values: dict[str, Any]) -> None:
     values["name"] = nvml.name(gpu)
     values["minor"] = _unless(_NOT_TOLD, lambda: nvml.minor(gpu), None)
     values["memory_bytes"] = memory = _unless(_NOT_TOLD, lambda: nvml.memory_bytes(gpu), 0)
-    for name, call in (("architecture", "Architecture"), ("virtualization", "VirtualizationMode")):
-        values[name] = int(_unless(_NOT_TOLD, partial(nvml.call, f"nvmlDeviceGet{call}", gpu), 0))
+    values["architecture"] = int(_unless(_NOT_TOLD, partial(nvml.call, "nvmlDeviceGetArchitecture", gpu), 0))
+    virtualization = partial(nvml.call, "nvmlDeviceGetVirtualizationMode", gpu)
+    values["virtualization"] = int(_unless(_NOT_TOLD, virtualization, 0))
     modes = _unless(_NOT_TOLD, lambda: _modes(nvml, gpu), None)
     if modes is None:
         return
