@@ -26,6 +26,7 @@ from gpunode.errors import DaemonError, PreconditionError, UsageError
 from gpunode.host import trust
 from gpunode.host.files import (
     LARGE_BYTES,
+    OTHERS_MAY_WRITE,
     SMALL_BYTES,
     Place,
     exclusive_lock,
@@ -34,7 +35,6 @@ from gpunode.host.files import (
     named,
     open_lock,
     remove_leftovers,
-    restrict_umask,
     socket_state_of,
     write_atomic,
 )
@@ -392,7 +392,7 @@ class Host(ReadingHost):
     def restrict_umask(self) -> None:
         """Deny group and others write access to files that this process makes; call it once, before it has
         threads."""
-        restrict_umask()
+        os.umask(os.umask(OTHERS_MAY_WRITE) | OTHERS_MAY_WRITE)
 
     def rename(self, old: str, new: str) -> None:
         """Atomic rename of a file or directory within one file system."""

@@ -22,8 +22,8 @@ from typing import IO, Any, cast
 
 from gpunode.errors import ConfigError, Unreadable
 from gpunode.host import Host
-from gpunode.host.recorder import Kept, programs_as_files
-from gpunode.host.recording import RECORDING
+from gpunode.host.recorder import Kept
+from gpunode.host.recording import KERNEL_LOG, RECORDING
 from gpunode.host.redact import Redaction, known_variable, runs_known_program, shown_arguments, shown_variable
 
 # Reader for an untrusted tar archive: `tarfile` with limits.
@@ -307,14 +307,17 @@ def _links(text: bytes) -> dict[str, str]:
 _PROC = re.compile(r"/proc/([0-9]+)/(?:task/[0-9]+/)?(cmdline|environ)")
 _OF_IMAGES = ("NVIDIA_", "CUDA_")
 _GECOS = 4
-KERNEL_LOG = ".gpunode/kernel.log"
+_PROGRAM = b"#!/bin/sh\n"
 
 
 def files_of(kept: Kept, redaction: Redaction) -> dict[str, bytes]:
     """Everything below machine/, by its path on the node without the first slash, and links.json."""
-    inside: dict[str, bytes] = {}
-    for path, data in programs_as_files(kept).items():
-        inside[redaction.path(path).removeprefix("/")] = _cleaned(path, data, redaction)
+    # a program that was only looked up isn't copied, but must not be empty
+    stubs = {path: _PROGRAM for path in kept.programs if not kept.files.get(path)}
+    inside = {
+        redaction.path(path).removeprefix("/"): _cleaned(path, data, redaction)
+        for path, data in {**kept.files, **stubs}.items()
+    }
     inside[RECORDING] = _json(redaction.value(_without_images(kept.recording)))
     if kept.log:
         inside[KERNEL_LOG] = redaction.text("\n".join(kept.log) + "\n").encode("utf-8", "surrogateescape")

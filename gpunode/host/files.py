@@ -157,8 +157,9 @@ def _replace(
                 _keep_attributes(place, descriptor)
             elif staging != place.directory:
                 _take_label(place.directory, descriptor)
-            if owner is not None:
-                _set_owner(descriptor, owner)
+            now = os.fstat(descriptor)
+            if owner is not None and owner != (now.st_uid, now.st_gid):
+                os.fchown(descriptor, *owner)
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
         if expect is not None and _content(place) != expect:
@@ -224,27 +225,12 @@ def _take_label(directory: int, target: int) -> None:
         os.setxattr(target, _SELINUX, os.getxattr(source, _SELINUX))
 
 
-def _set_owner(descriptor: int, owner: tuple[int, int]) -> None:
-    now = os.fstat(descriptor)
-    if (now.st_uid, now.st_gid) != owner:
-        os.fchown(descriptor, *owner)
-
-
 def _keep_attributes(place: Place, target: int) -> None:
     """Copy SELinux label, ACLs and the like if the file system has them and we have permission."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with suppress(OSError), os.fdopen(os.open(place.name, flags, dir_fd=place.directory), "rb") as stream:
         for name in os.listxattr(stream.fileno()):
             os.setxattr(target, name, os.getxattr(stream.fileno(), name))
-
-
-def restrict_umask() -> None:
-    """Add 022 to the umask, if it is missing. It is read from /proc: os.umask can't read without changing."""
-    lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
-    masks = [int(line.removeprefix("Umask:"), 8) for line in lines if line.startswith("Umask:")]
-    mask = masks[0] if masks else 0  # the line exists since Linux 4.7
-    if mask & OTHERS_MAY_WRITE != OTHERS_MAY_WRITE:
-        os.umask(mask | OTHERS_MAY_WRITE)
 
 
 def open_lock(directory: int, name: str, path: str) -> int:

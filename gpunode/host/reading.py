@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -99,7 +99,10 @@ class ReadingHost:
         """Path on this machine of a node path; symlinks are resolved inside the root, never out of it."""
         if self.live:
             word = self._word(str(path))
-            return Path(path) if word is None else self._resolved_for(*word, follow)
+            if word is None:
+                return Path(path)
+            with trust.opened_as(*word, follow=follow) as (_, real):
+                return Path(real)
         self.note(f"reading {path}")
         if str(path) in self._unreadable:
             raise Unreadable(self._unreadable[str(path)])
@@ -119,10 +122,6 @@ class ReadingHost:
     def note(self, request: str) -> None:
         """Record the request that this thread is about to make to the machine."""
         self.asked[get_ident()] = request
-
-    def _resolved_for(self, uid: int, root: str, path: str, follow: bool) -> Path:
-        with trust.opened_as(uid, root, path, follow=follow) as (_, real):
-            return Path(real)
 
     def owner(self, pid: int) -> int:
         """The user for whom a process acts. It is -1 for a live process that has ended or is hidden, and 0 in
@@ -186,12 +185,20 @@ class ReadingHost:
         refused, because reading one may never end; so is a file of more than `limit` bytes, of which no more
         is read.
         """
-        with explained(path, "read"), suppress(*_MISSING):
-            if self.live and (word := self._word(path)):
-                with trust.readable_as(*word) as (real, size):
-                    return read_regular(real, limit)[:size]
-            return read_regular(self.path(path), limit)
+        with explained(path, "read"), suppress(*_MISSING), self._readable(path) as (real, size):
+            return read_regular(real, limit)[:size]
         return None
+
+    @contextmanager
+    def _readable(self, path: str) -> Iterator[tuple[Path, int | None]]:
+        """A path on this machine of a file or directory, and how many of its bytes may be read; None for
+        all."""
+        word = self._word(path) if self.live else None
+        if word is None:
+            yield self.path(path), None
+        else:
+            with trust.readable_as(*word) as opened:
+                yield opened
 
     def read_text(self, path: str, limit: int = READ_BYTES) -> str | None:
         """Like `read_bytes`, decoded; bytes that are no UTF-8 are kept as surrogates."""
@@ -210,12 +217,8 @@ class ReadingHost:
         """The last `limit` bytes of a file of any size, decoded like `read_text`; empty if it doesn't
         exist."""
         data = b""
-        with explained(path, "read"), suppress(*_MISSING):
-            if self.live and (word := self._word(path)):
-                with trust.readable_as(*word) as (real, size):
-                    data = read_end(real, min(limit, size))
-            else:
-                data = read_end(self.path(path), limit)
+        with explained(path, "read"), suppress(*_MISSING), self._readable(path) as (real, size):
+            data = read_end(real, limit if size is None else min(limit, size))
         return data.decode("utf-8", "surrogateescape")
 
     def exists(self, path: str) -> bool:
@@ -241,10 +244,7 @@ class ReadingHost:
         is too long for its file system.
         """
         try:
-            if self.live and (word := self._word(path)):
-                with trust.opened_as(*word, follow=follow) as (descriptor, _):
-                    return os.fstat(descriptor).st_mode
-            return os.stat(self.path(path, follow=follow), follow_symlinks=follow).st_mode  # noqa: PTH116
+            return self._status(path, follow=follow).st_mode
         except ValueError:
             return 0  # a name with a NUL byte
         except OSError as error:
@@ -265,11 +265,8 @@ class ReadingHost:
 
     def listdir(self, path: str) -> tuple[str, ...]:
         """Sorted names; empty if the directory doesn't exist."""
-        with explained(path, "list"), suppress(*_MISSING):
-            if self.live and (word := self._word(path)):
-                with trust.readable_as(*word) as (real, _):
-                    return tuple(sorted(os.listdir(real)))  # noqa: PTH208 - names, not paths
-            return tuple(sorted(os.listdir(self.path(path))))  # noqa: PTH208
+        with explained(path, "list"), suppress(*_MISSING), self._readable(path) as (real, _):
+            return tuple(sorted(os.listdir(real)))  # noqa: PTH208 - names, not paths
         return ()
 
     def glob(self, directory: str, pattern: str) -> tuple[str, ...]:
@@ -280,12 +277,17 @@ class ReadingHost:
     def stat(self, path: str) -> os.stat_result | None:
         """`stat` of the path's target, None if there is none."""
         with explained(path, "look at"), suppress(*_MISSING):
-            if self.live and (word := self._word(path)):
-                # of the opened file: a resolved path may be replaced by a link before it is used
-                with trust.opened_as(*word) as (descriptor, _):
-                    return os.fstat(descriptor)
-            return os.stat(path if self.live else self.path(path))  # noqa: PTH116 - called all day
+            return self._status(path)
         return None
+
+    def _status(self, path: str, *, follow: bool = True) -> os.stat_result:
+        if not self.live:
+            return os.stat(self.path(path, follow=follow), follow_symlinks=follow)  # noqa: PTH116
+        if word := self._word(path):
+            # of the opened file: a resolved path may be replaced by a link before it is used
+            with trust.opened_as(*word, follow=follow) as (descriptor, _):
+                return os.fstat(descriptor)
+        return os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - called all day
 
     def executable(self, path: str) -> bool:
         """Whether it is an executable file of more than zero bytes; a truncated install counts as missing."""

@@ -23,7 +23,6 @@ from gpunode.output.typed import plain
 
 MOST_FILE = 8 << 20
 MOST_BYTES = 96 << 20
-_PROGRAM = b"#!/bin/sh\n"
 # links of proc(5) whose text isn't their real target: files below one are stored below its own name
 _MAGIC = re.compile(r"/proc/[0-9]+/(?:root|cwd)")
 _Answer = TypeVar("_Answer")
@@ -64,21 +63,16 @@ class RecordingHost(Host):
     def read_tail(self, path: str, limit: int) -> str:
         text = self._noting_unreadable(path, lambda: Host.read_tail(self, path, limit))
         real = self._trail(path)
-        if text or Host.is_file(self, path):
+        if text or self.is_file(path):
             self._keep(real, text.encode("utf-8", "surrogateescape"))
         return text
 
-    def exists(self, path: str) -> bool:
-        return self._looked(path, lambda: Host.exists(self, path))
-
-    def is_file(self, path: str) -> bool:
-        return self._looked(path, lambda: Host.is_file(self, path))
-
-    def is_dir(self, path: str) -> bool:
-        return self._looked(path, lambda: Host.is_dir(self, path))
-
-    def is_symlink(self, path: str) -> bool:
-        return self._looked(path, lambda: Host.is_symlink(self, path))
+    def _mode(self, path: str, *, follow: bool = True) -> int:
+        mode = self._noting_unreadable(path, lambda: Host._mode(self, path, follow=follow))
+        real = self._trail(path)  # a link without a target exists as well
+        if mode:
+            self._place(real)
+        return mode
 
     def readlink(self, path: str) -> str | None:
         target = self._noting_unreadable(path, lambda: Host.readlink(self, path))
@@ -93,7 +87,7 @@ class RecordingHost(Host):
     def listdir(self, path: str) -> tuple[str, ...]:
         names = self._noting_unreadable(path, lambda: Host.listdir(self, path))
         real = self._trail(path)
-        if names or Host.is_dir(self, path):
+        if names or self.is_dir(path):
             self.kept.directories[real] = None
         for name in names:
             self._place(f"{real}/{name}")
@@ -191,14 +185,6 @@ class RecordingHost(Host):
             self.heard("unreadable", path, error.message)
             raise
 
-    def _looked(self, path: str, look: Callable[[], bool]) -> bool:
-        names = self._noting_unreadable(path, look)
-        if names:
-            self._place(self._trail(path))
-        else:
-            self._trail(path)  # a link without a target exists as well
-        return names
-
     def _keep(self, real: str, data: bytes) -> None:
         total = sum(map(len, self.kept.files.values()))
         if len(data) > MOST_FILE or total + len(data) > MOST_BYTES:
@@ -247,9 +233,3 @@ class RecordingHost(Host):
 
     def _here(self, real: str) -> str:
         return real if self.live else f"{self.root}{real}"
-
-
-def programs_as_files(kept: Kept) -> dict[str, bytes]:
-    """Every file of the machine: a program that was only looked up isn't copied, but must not be empty."""
-    stubs = {path: _PROGRAM for path in kept.programs if not kept.files.get(path)}
-    return {**kept.files, **stubs}

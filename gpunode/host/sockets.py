@@ -40,7 +40,10 @@ def listener(
         return "not-a-socket", 0
     try:
         with connect(path, 1.0) as connection:
-            return "listening", _peer(connection)
+            # the process that called listen(2) on the other side (unix(7)); 0 if it is in another namespace
+            size = struct.calcsize("3i")
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            return "listening", int(struct.unpack("3i", credentials)[0])
     except DaemonError as error:
         return error.code, 0
 
@@ -56,13 +59,6 @@ def refuses(path: Path) -> bool:
         except OSError:
             return False
     return False
-
-
-def _peer(connection: socket.socket) -> int:
-    """The process that called listen(2) on the other side (unix(7)); 0 if it is in another namespace."""
-    size = struct.calcsize("3i")
-    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(pid)
 
 
 def listen_tcp(address: str, port: int) -> socket.socket:

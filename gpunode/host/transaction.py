@@ -397,13 +397,10 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
     notes = _without_leftovers(host, journal)
     for entry in reversed(journal.unfinished()):
         killed = f"an earlier run was killed half-way ({entry.id})"
-        if entry.stays:
-            journal.mark(entry, "committed")
-            notes.append(f"{killed}; {_packages_stay(entry)}")
-            continue
-        if _is_superseded(journal, entry):
-            journal.mark(entry, "rolled-back")
-            notes.append(f"{killed}; {_later_files_stay(entry)}")
+        state, what = _kept(journal, entry)
+        if state:
+            journal.mark(entry, state)
+            notes.append(f"{killed}; {what}")
             continue
         restored = restore(journal, entry, restart)
         notes.append(f"{killed}; its files were rolled back")
@@ -440,35 +437,25 @@ def unfinished_notes(journal: Journal) -> tuple[str, ...]:
         entries = journal.unfinished()
     except Unreadable:
         return ()
-    return tuple(
-        f"{entry.id} runs now or was killed half-way; if so, {_next_step(journal, entry)}"
-        for entry in entries
-    )
+    notes = []
+    for entry in entries:
+        paths = ", ".join(str(file["path"]) for file in entry.files)
+        what = _kept(journal, entry)[1] or f"the next run first rolls back {paths}"
+        notes.append(f"{entry.id} runs now or was killed half-way; if so, {what}")
+    return tuple(notes)
 
 
-def _next_step(journal: Journal, entry: Entry) -> str:
+def _kept(journal: Journal, entry: Entry) -> tuple[str, str]:
+    """The state that an unfinished entry gets without being rolled back, and the note about what stays; both
+    empty if it is to be rolled back."""
     if entry.stays:
-        return _packages_stay(entry)
-    if _is_superseded(journal, entry):
-        return _later_files_stay(entry)
-    return f"the next run first rolls back {_paths(entry)}"
-
-
-def _later_files_stay(entry: Entry) -> str:
-    """The note about an unfinished entry of which later runs changed the files."""
+        verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
+        return "committed", f"what it installed stays, and gpunode {verb} goes on from there"
+    if not _is_superseded(journal, entry):
+        return "", ""
     engine = entry.manifest.get("manager") or entry.manifest.get("engine")
     unread = f"; {engine} may not have read them yet: see gpunode doctor" if engine else ""
-    return f"later runs changed its files, which stay{unread}"
-
-
-def _packages_stay(entry: Entry) -> str:
-    """The note about packages of a killed run."""
-    verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
-    return f"what it installed stays, and gpunode {verb} goes on from there"
-
-
-def _paths(entry: Entry) -> str:
-    return ", ".join(str(file["path"]) for file in entry.files)
+    return "rolled-back", f"later runs changed its files, which stay{unread}"
 
 
 # A complete change of files that no daemon reads.
