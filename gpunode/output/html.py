@@ -49,25 +49,18 @@ _MOODS = {"fail": "bad", "warn": "warn", "ok": "good"}  # classes in doctor.css
 
 @dataclass(frozen=True)
 class Report:
-    """Data that the sections share."""
+    """The envelope's data, for the sections."""
 
-    envelope: Mapping[str, Any]
-    findings: tuple[Mapping[str, Any], ...]
-    name: str
-    headline: str
-    mood: str
-
-    @classmethod
-    def of(cls, envelope: Mapping[str, Any]) -> Report:
-        findings = tuple(envelope["data"]["findings"])
-        name = envelope["data"]["node"]["name"] or "This node"
-        headline = envelope["data"]["headline"]
-        return cls(envelope, findings, name, headline["text"], _MOODS[headline["status"]])
+    data: Mapping[str, Any]
 
     @property
-    def data(self) -> Mapping[str, Any]:
-        report: Mapping[str, Any] = self.envelope["data"]
-        return report
+    def name(self) -> str:
+        return self.data["node"]["name"] or "This node"
+
+    @property
+    def findings(self) -> Sequence[Mapping[str, Any]]:
+        findings: Sequence[Mapping[str, Any]] = self.data["findings"]
+        return findings
 
     def having(self, *states: str) -> tuple[Mapping[str, Any], ...]:
         """Findings in one of these states, the worst state first."""
@@ -94,11 +87,11 @@ def _header(report: Report) -> Iterator[str]:
     node = report.data["node"]
     when = datetime.fromtimestamp(report.data["at"], timezone.utc)
     yield '<a class="jump" href="#main">Skip to the findings</a>'
-    yield f'<header class="top {report.mood}">'
+    yield f'<header class="top {_MOODS[report.data["headline"]["status"]]}">'
     yield f'<p class="where">gpunode doctor · <time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">'
     yield f"{when:%Y-%m-%d %H:%M} UTC</time></p>"
     yield f"<h1>{escaped(report.name)}</h1>"
-    yield f'<p class="verdict">{escaped(report.headline)}</p>'
+    yield f'<p class="verdict">{escaped(report.data["headline"]["text"])}</p>'
     yield '<dl class="facts">'
     for term, value in _facts(node):
         if value:
@@ -412,8 +405,8 @@ _POLICY = (
 
 def page(envelope: Mapping[str, Any]) -> str:
     """The whole document of a DoctorReport."""
-    report = Report.of(envelope)
-    title = f"{report.name}: {report.headline}"
+    report = Report(envelope["data"])
+    title = f"{report.name}: {report.data['headline']['text']}"
     return document(title, body(report), envelope, _asset("doctor.js"))
 
 

@@ -6,77 +6,65 @@ No sample has a timestamp: the collector refuses a file with one. docs/doctor.md
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 _PROBLEMS = ("fail", "error", "warn")
-
-
-class Sample(NamedTuple):
-    """One line: the labels and the value."""
-
-    labels: Mapping[str, str]
-    value: float
-
-
-class Family(NamedTuple):
-    """One gauge with its meaning; one without samples isn't written."""
-
-    name: str
-    text: str
-    samples: list[Sample]
+_Family = tuple[str, str, list[tuple[Mapping[str, str], float]]]
+"""One gauge: its name and meaning, and the labels and value of each sample."""
 
 
 def metrics(envelope: Mapping[str, Any]) -> str:
-    """The whole file, each line ending in a newline."""
+    """The whole file, each line ending in a newline. A gauge without samples isn't written."""
     lines: list[str] = []
-    for family in _families(envelope):
-        if family.samples:
-            lines += [f"# HELP {family.name} {family.text}", f"# TYPE {family.name} gauge"]
-            lines += [
-                f"{family.name}{_labels(sample.labels)} {_number(sample.value)}" for sample in family.samples
-            ]
+    for name, text, samples in _families(envelope):
+        if samples:
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
+            lines += [f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _families(envelope: Mapping[str, Any]) -> Iterator[Family]:
+def _families(envelope: Mapping[str, Any]) -> Iterator[_Family]:
     data = envelope["data"]
     findings = data["findings"]
-    yield Family(
+    yield (
         "gpunode_doctor_finding",
         "Always 1: a finding that is an error, a broken check (status error) or a warning.",
         [
-            Sample({name: finding[name] for name in ("id", "layer", "status", "severity")}, 1)
+            ({name: finding[name] for name in ("id", "layer", "status", "severity")}, 1)
             for finding in findings
             if finding["status"] in _PROBLEMS
         ],
     )
-    yield Family(
+    yield (
         "gpunode_doctor_checks",
         "Number of checks by status.",
-        [Sample({"status": status}, number) for status, number in data["counts"].items()],
+        [({"status": status}, number) for status, number in data["counts"].items()],
     )
     waiting = sum(finding["blockedBy"] is not None for finding in findings)
-    yield _single(
-        "gpunode_doctor_checks_waiting", "Number of checks that are skipped because of a root cause.", waiting
+    yield (
+        "gpunode_doctor_checks_waiting",
+        "Number of checks that are skipped because of a root cause.",
+        [({}, waiting)],
     )
     ok = envelope["status"] in ("ok", "warn")
-    yield _single("gpunode_doctor_ok", "1 if no check found an error.", float(ok))
-    if data["reboot"]["safe"] is not None:
-        safe = float(data["reboot"]["safe"])
-        yield _single(
-            "gpunode_doctor_reboot_safe", "0 if a check found a problem that a reboot would cause.", safe
-        )
-    yield Family(
+    yield "gpunode_doctor_ok", "1 if no check found an error.", [({}, float(ok))]
+    safe = data["reboot"]["safe"]
+    yield (
+        "gpunode_doctor_reboot_safe",
+        "0 if a check found a problem that a reboot would cause.",
+        [] if safe is None else [({}, float(safe))],
+    )
+    yield (
         "gpunode_doctor_table_age_seconds",
         "Age of each reference table that the checks use.",
-        [Sample({"table": table["name"]}, table["ageDays"] * 86400) for table in data["tables"]],
+        [({"table": table["name"]}, table["ageDays"] * 86400) for table in data["tables"]],
     )
-    yield _single("gpunode_doctor_duration_seconds", "Duration of the checks.", data["seconds"])
-    yield _single("gpunode_doctor_last_run_timestamp_seconds", "Time when the checks ran.", data["at"])
+    yield "gpunode_doctor_duration_seconds", "Duration of the checks.", [({}, data["seconds"])]
+    yield "gpunode_doctor_last_run_timestamp_seconds", "Time when the checks ran.", [({}, data["at"])]
     yield from _node(data)
 
 
-def _node(data: Mapping[str, Any]) -> Iterator[Family]:
+def _node(data: Mapping[str, Any]) -> Iterator[_Family]:
     node = data["node"]
     labels = {
         "class": node["class"],
@@ -86,30 +74,23 @@ def _node(data: Mapping[str, Any]) -> Iterator[Family]:
         "toolkit": node["toolkit"],
         "version": data["version"],
     }
-    yield Family("gpunode_node_info", "Always 1: the node and gpunode's version.", [Sample(labels, 1)])
+    yield "gpunode_node_info", "Always 1: the node and gpunode's version.", [(labels, 1)]
     models: dict[str, int] = {}
     for gpu in node["gpus"]:
         name = gpu["name"] or gpu["deviceId"]
         models[name] = models.get(name, 0) + 1
-    yield Family(
+    yield (
         "gpunode_node_gpus",
         "GPUs on the bus, by model, or by PCI id if NVML was not queried.",
-        [Sample({"model": model}, number) for model, number in models.items()],
+        [({"model": model}, number) for model, number in models.items()],
     )
-    yield Family(
+    # each name and version once: two rootless daemons would produce the same series twice
+    engines = dict.fromkeys((engine["name"], engine["version"]) for engine in node["engines"])
+    yield (
         "gpunode_node_engine_info",
         "Always 1: a container engine of this node.",
-        [Sample({"engine": engine["name"], "version": engine["version"]}, 1) for engine in _engines(node)],
+        [({"engine": name, "version": version}, 1) for name, version in engines],
     )
-
-
-def _engines(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Each name and version once: two rootless daemons would produce the same series twice."""
-    return list({(engine["name"], engine["version"]): engine for engine in node["engines"]}.values())
-
-
-def _single(name: str, text: str, value: float) -> Family:
-    return Family(name, text, [Sample({}, value)])
 
 
 def _labels(labels: Mapping[str, str]) -> str:
