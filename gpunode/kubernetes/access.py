@@ -13,14 +13,12 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gpunode.errors import PreconditionError, UsageError, install_command
-from gpunode.facts.packages import utc
 from gpunode.host import Host
 from gpunode.kubernetes.api import ClusterError, ExtraMissing, Json, NoAccess
 
@@ -103,7 +101,7 @@ def connect(host: Host, access: Access) -> Cluster:
     own = client_certificate(host, connection.user)
     proxy = connection.proxy or proxy_for(connection.cluster.server, host.environ)
     connection = replace(connection, proxy=proxy, node=own.node if own is not None else "")
-    return Cluster(connection, access.timeout, partial(unauthorized, host, connection), host.read_text)
+    return Cluster(host, connection, access.timeout)
 
 
 def find(host: Host, access: Access) -> Connection:
@@ -237,31 +235,6 @@ def _matches(entry: str, host: str, port: int) -> bool:
         return int(number) == port and _matches(name, host, port)
     name = entry.removeprefix("*")
     return host.endswith(name) if name.startswith(".") else host == name or host.endswith(f".{name}")
-
-
-# --- refused --------------------------------------------------------------------------------------------
-
-
-def unauthorized(host: Host, connection: Connection) -> str:
-    """What to do when the server answers 401; names a token or a certificate that has expired."""
-    from gpunode.kubernetes.kubeconfig import client_certificate, token_expiry
-
-    token = connection.user.token or ""
-    if connection.user.token_file:
-        token = (host.read_text(connection.user.token_file) or "").strip()
-    own, now = client_certificate(host, connection.user), host.now()
-    if 0 < (ends := token_expiry(token)) < now:
-        return f"the token expired at {utc(ends)}; get a new one where {connection.source} has it from"
-    if own is not None and own.ends < now:
-        fix = "make a new one"
-        if "admin" in own.name or "kubeadm" in own.name:
-            fix = "as root: kubeadm certs renew all"
-        elif own.node:
-            fix = "does the kubelet still exchange it? journalctl -u kubelet"
-        return f"the certificate of {own.name} in {connection.source} expired at {utc(own.ends)}; {fix}"
-    if connection.options[:1] == ("--server",):
-        return "kubectl proxy adds the credentials: is it still running, with a context that works?"
-    return f"sign in again, or make a new token or certificate; used: {connection.source}"
 
 
 # --- node -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache
 from itertools import islice
@@ -26,6 +26,8 @@ from lightkube.config.models import User
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
 from lightkube.types import PatchType
 
+from gpunode.facts.packages import utc
+from gpunode.host import Host
 from gpunode.kubernetes.api import (
     FIELD_MANAGER,
     ClusterError,
@@ -43,7 +45,14 @@ from gpunode.kubernetes.api import (
     named,
     one_line,
 )
-from gpunode.kubernetes.kubeconfig import PROXY_HINT, Connection, checked_token, shown_url
+from gpunode.kubernetes.kubeconfig import (
+    PROXY_HINT,
+    Connection,
+    checked_token,
+    client_certificate,
+    shown_url,
+    token_expiry,
+)
 
 MAX_BYTES = 64 << 20  # 2000 nodes with their lists of images come to some 40 MiB
 _WHOLE = 3  # a whole response may take this multiple of the limit for one piece of it
@@ -79,24 +88,18 @@ class Cluster:
     """One API server and gpunode's user on it. Nothing is sent before the first call.
 
     Every call ends or raises a `ClusterError`: the next piece of a response comes within `timeout` seconds,
-    the whole within three times that and `MAX_BYTES`. `unauthorized` returns the hint for a 401, `read` a
-    file's text or None. `NoAccess` for certificates, tokens and proxies that can't be used.
+    the whole within three times that and `MAX_BYTES`. `NoAccess` for certificates, tokens and proxies that
+    can't be used.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        timeout: float,
-        unauthorized: Callable[[], str],
-        read: Callable[[str], str | None],
-    ) -> None:
+    def __init__(self, host: Host, connection: Connection, timeout: float) -> None:
         self.server = connection.cluster.server
         self.source = connection.source
         self.options = connection.options
         self.namespace = connection.namespace
         self.node = connection.node
         self._proxy = shown_url(connection.proxy)
-        self._unauthorized = unauthorized
+        self._host, self._connection = host, connection
         # TLS, tokens and certificates are the transport's
         user = User(username=connection.user.username, password=connection.user.password)
         place = type(connection.cluster)(server=self.server, insecure=True)
@@ -105,7 +108,7 @@ class Cluster:
             timeout=httpx2.Timeout(timeout),
             field_manager=FIELD_MANAGER,
             trust_env=False,
-            transport=Transport(connection, read),
+            transport=Transport(host, connection),
         )
 
     def close(self) -> None:
@@ -219,7 +222,8 @@ class Cluster:
         message = f"can't {what}: {reason}"
         if code == 401:
             unknown = f"can't {what}: {self.server} doesn't know who we are (401)"
-            return Unauthorized(unknown, hint=self._unauthorized(), status=401)
+            hint = _unauthorized(self._host, self._connection)
+            return Unauthorized(unknown, hint=hint, status=401)
         if code == 403:
             return Forbidden(message, hint=_missing_right(reason, self.source), status=403)
         if code == 404:
@@ -323,6 +327,26 @@ def _distrust(error: BaseException | None) -> int | None:
     return None
 
 
+def _unauthorized(host: Host, connection: Connection) -> str:
+    """The hint for a 401; names a token or a certificate that has expired."""
+    token = connection.user.token or ""
+    if connection.user.token_file:
+        token = (host.read_text(connection.user.token_file) or "").strip()
+    own, now = client_certificate(host, connection.user), host.now()
+    if 0 < (ends := token_expiry(token)) < now:
+        return f"the token expired at {utc(ends)}; get a new one where {connection.source} has it from"
+    if own is not None and own.ends < now:
+        fix = "make a new one"
+        if "admin" in own.name or "kubeadm" in own.name:
+            fix = "as root: kubeadm certs renew all"
+        elif own.node:
+            fix = "does the kubelet still exchange it? journalctl -u kubelet"
+        return f"the certificate of {own.name} in {connection.source} expired at {utc(own.ends)}; {fix}"
+    if connection.options[:1] == ("--server",):
+        return "kubectl proxy adds the credentials: is it still running, with a context that works?"
+    return f"sign in again, or make a new token or certificate; used: {connection.source}"
+
+
 def _missing_right(reason: str, source: str) -> str:
     """The hint for a 403: by RBAC, by NodeRestriction (a kubelet's account), or without credentials."""
     if "system:anonymous" in reason and source == "--server":
@@ -343,9 +367,9 @@ def _missing_right(reason: str, source: str) -> str:
 class Transport(httpx2.BaseTransport):
     """Sends requests with the credentials of a connection; after a 401 once more if there are new ones."""
 
-    def __init__(self, connection: Connection, read: Callable[[str], str | None]) -> None:
+    def __init__(self, host: Host, connection: Connection) -> None:
+        self._host = host
         self._connection = connection
-        self._read = read
         self._user = connection.user
         self._limits = _Limits()
         self._token, self._certificate = self._credentials()
@@ -405,11 +429,11 @@ class Transport(httpx2.BaseTransport):
 
     def _credentials(self) -> tuple[str, str]:
         """The token, and the certificate as text."""
-        user, source = self._user, self._connection.source
+        user, source, read = self._user, self._connection.source, self._host.read_text
         if not user.token_file:
-            certificate = user.client_cert_data or (user.client_cert and self._read(user.client_cert)) or ""
+            certificate = user.client_cert_data or (user.client_cert and read(user.client_cert)) or ""
             return checked_token(user.token or "", source), certificate
-        token = (self._read(user.token_file) or "").strip()
+        token = (read(user.token_file) or "").strip()
         if not token:
             raise NoAccess(f"{user.token_file}, which {source} names, holds no token")
         return checked_token(token, source), ""

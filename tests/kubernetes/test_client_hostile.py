@@ -66,7 +66,7 @@ def server(answer: Answer) -> Iterator[str]:
 
 def failing_call(answer: Answer, ask: Callable[[Any], Any], seconds: float = PATIENCE) -> ClusterError:
     with server(answer) as url:
-        cluster = Cluster(to_server(url, "a test"), seconds, lambda: "", lambda _: None)
+        cluster = Cluster(Host(), to_server(url, "a test"), seconds)
         try:
             with pytest.raises(ClusterError) as caught:
                 ask(cluster)
@@ -189,7 +189,7 @@ def refusal(tmp_path: Path, text: str, trace: Any = None) -> str:
     host = Host(Path("/"), {"PATH": "/usr/bin:/bin"}, trace)
     with pytest.raises(GpunodeError) as caught:
         connection = find(host, Access(kubeconfig=str(tmp_path / "k")))
-        Cluster(connection, 1.0, lambda: "", lambda _: None).get("Node", "n")
+        Cluster(Host(), connection, 1.0).get("Node", "n")
     assert caught.value.code == "kubernetes-no-access"
     return "".join((*format_exception(caught.value), caught.value.message, caught.value.hint))
 
