@@ -156,7 +156,9 @@ def _replace(
             if old_file is not None:
                 _keep_attributes(place, descriptor)
             elif staging != place.directory:
-                _take_label(place.directory, descriptor)
+                # the label that a file made in the directory itself would have
+                with suppress(OSError), listable(place.directory) as source:
+                    os.setxattr(descriptor, _SELINUX, os.getxattr(source, _SELINUX))
             now = os.fstat(descriptor)
             if owner is not None and owner != (now.st_uid, now.st_gid):
                 os.fchown(descriptor, *owner)
@@ -217,12 +219,6 @@ def remove_leftovers(place: Place) -> list[str]:
                     os.unlink(name, dir_fd=listed)
                     removed.append(f"{path.rstrip('/')}/{name}")
     return removed
-
-
-def _take_label(directory: int, target: int) -> None:
-    """The SELinux label that a file made in `directory` would have."""
-    with suppress(OSError), listable(directory) as source:
-        os.setxattr(target, _SELINUX, os.getxattr(source, _SELINUX))
 
 
 def _keep_attributes(place: Place, target: int) -> None:

@@ -146,11 +146,6 @@ class Entry:
         return bool(self.manifest.get("stays"))
 
     @property
-    def of_engine(self) -> bool:
-        """Whether it changed an engine's configuration, so that a removal uses it; no rollback does."""
-        return self.undoable and bool(self.manifest.get("engine"))
-
-    @property
     def files(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self.manifest.get("files", ()))
 
@@ -345,39 +340,31 @@ class Journal:
                 contents[file["path"]] = present, self.original(entry, file)
         return contents
 
-    def restore(self, entry: Entry) -> tuple[Change, ...]:
+    def restore(self, entry: Entry) -> None:
         """Restore every file that still holds what gpunode wrote; files that others changed stay as they are.
 
         No file is written if the copy of any is damaged.
         """
         contents = self.originals(entry)
-        changes = []
         for file in entry.files:
-            path = file["path"]
-            action = self._restore_file(file, *contents[path]) if path in contents else "unchanged"
-            changes.append(Change(path, action))
+            if file["path"] in contents:
+                self._restore_file(file, *contents[file["path"]])
         self.tidy(entry)
-        return tuple(changes)
 
-    def _restore_file(self, file: Mapping[str, Any], present: bytes | None, original: bytes | None) -> str:
-        """Restore one file; return the action, unchanged if the file no longer holds `present`."""
-        path = file["path"]
+    def _restore_file(self, file: Mapping[str, Any], present: bytes | None, original: bytes | None) -> None:
+        """Restore one file, unless it no longer holds `present`."""
         try:
             if original is not None:
                 self._write_original(file, original, expect=present or b"")
-                return "restored"
-            if self.host.read_bytes(path) == present:
-                self.host.remove(path)
-                return "removed"
+            elif self.host.read_bytes(file["path"]) == present:
+                self.host.remove(file["path"])
         except PreconditionError as error:
             if error.code != "planted-link" or original is None:
                 raise
             self._write_original(file, original)  # replaces another user's symlink, so there is no content
-            return "restored"
         except GpunodeError:
             if self._state_of(file) != "foreign":
                 raise
-        return "unchanged"
 
     def own(self, entry: Entry) -> None:
         """Restore the owner and mode of restored files."""
@@ -403,7 +390,7 @@ class Journal:
         """Delete finished entries beyond `keep`, and incomplete directories. Needs the lock.
 
         The newer half is kept, and what a later undo needs (`_needed`). Of the others, entries with an
-        engine's previous files are removed last.
+        engine's previous files are removed last: a removal of the configuration uses them.
         """
         for name in self.host.listdir(self.directory):
             manifest = f"{self.directory}/{name}/manifest.json"
@@ -413,7 +400,11 @@ class Journal:
         surplus = max(0, len(finished) - keep)
         needed = _needed(finished)
         older = [entry for entry in finished[: max(0, len(finished) - keep // 2)] if entry.id not in needed]
-        for entry in sorted(older, key=lambda old: old.state == "committed" and old.of_engine)[:surplus]:
+
+        def of_engine(entry: Entry) -> bool:
+            return entry.state == "committed" and entry.undoable and bool(entry.manifest.get("engine"))
+
+        for entry in sorted(older, key=of_engine)[:surplus]:
             self.host.remove_tree(entry.directory)
 
 

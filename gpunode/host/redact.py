@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+from uuid import UUID
 
 HIDDEN = "REDACTED"
 # texts of which a rule needs one (lower case; none: always tried), its pattern and flags, its replacement
@@ -111,7 +112,7 @@ def _in_texts() -> tuple[_Rule, ...]:
         (("]\n",), toml, flags, _section),
         (("{",), braces, flags, _section),
         ((":",), indented, flags, _section),
-        (("|", ">"), block, re.IGNORECASE, _block),
+        (("|", ">"), block, re.IGNORECASE, rf"\g<open>{HIDDEN}\n"),  # a YAML text of several lines
         (("- ", "-\t"), items, re.IGNORECASE, _items),
         (("[",), listed, re.IGNORECASE, _listed),
         (("-----begin",), pem, re.DOTALL, rf"-----BEGIN \1PRIVATE KEY----- {HIDDEN}"),
@@ -374,11 +375,6 @@ def _quoted(match: re.Match[str]) -> str:
     return f"{match['open']}{match['quote']}{HIDDEN}{match['quote']}"
 
 
-def _block(match: re.Match[str]) -> str:
-    """A YAML text of several lines."""
-    return f"{match['open']}{HIDDEN}\n"
-
-
 def _items(match: re.Match[str]) -> str:
     """A YAML list, such as the values of an HTTP header."""
     if not secret_key(match["key"]):
@@ -450,8 +446,8 @@ class Redaction:
         for position, name in enumerate(self.names):
             path = _name_pattern(name).sub(f"host-{position + 1}", path)
         if self.uuids:
-            path = re.sub(_UUID, self._uuid, path)
-            path = re.sub(_BARE, self._bare, path)
+            path = re.sub(_UUID, lambda match: str(UUID(self._digits(UUID(match[0]).hex))), path)
+            path = re.sub(_BARE, lambda match: self._digits(match[0]), path)
         return path
 
     def value(self, value: Any, key: str = "") -> Any:
@@ -476,13 +472,6 @@ class Redaction:
         if isinstance(value, list | tuple):
             return [self.value(item, key) for item in value]
         return value
-
-    def _uuid(self, match: re.Match[str]) -> str:
-        digits = self._digits(match[0].replace("-", "").lower())
-        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-
-    def _bare(self, match: re.Match[str]) -> str:
-        return self._digits(match[0])
 
     def _digits(self, digits: str) -> str:
         """Replace 32 digits by 32 digits; all zeros, which mean none, stay."""

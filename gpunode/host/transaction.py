@@ -411,16 +411,6 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _is_superseded(journal: Journal, entry: Entry) -> bool:
-    paths = {file["path"] for file in entry.files}
-    return any(
-        file["path"] in paths
-        for later in journal.entries()
-        if later.sequence > entry.sequence and later.state == "committed"
-        for file in later.files
-    )
-
-
 def _without_leftovers(host: Host, journal: Journal) -> list[str]:
     """Remove temporary files of killed runs. Those of earlier releases are beside the configuration file,
     where CRI-O reads them, and an entry that was rolled back since may have one."""
@@ -451,7 +441,10 @@ def _kept(journal: Journal, entry: Entry) -> tuple[str, str]:
     if entry.stays:
         verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
         return "committed", f"what it installed stays, and gpunode {verb} goes on from there"
-    if not _is_superseded(journal, entry):
+    paths = {file["path"] for file in entry.files}
+    later = (other for other in journal.entries() if other.sequence > entry.sequence)
+    superseding = (other for other in later if other.state == "committed")
+    if not any(file["path"] in paths for other in superseding for file in other.files):
         return "", ""
     engine = entry.manifest.get("manager") or entry.manifest.get("engine")
     unread = f"; {engine} may not have read them yet: see gpunode doctor" if engine else ""

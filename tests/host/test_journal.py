@@ -55,8 +55,7 @@ def test_restore_writes_old_bytes_and_mode_and_removes_created_files(host: Host,
     (tmp_path / "etc/a").chmod(0o600)
     journal, name = applied_edits(host, FileEdit("/etc/a", b"old", b"new"), FileEdit("/etc/b", None, b"new"))
     (tmp_path / "etc/a").chmod(0o666)
-    changes = journal.restore(journal.unfinished()[0])
-    assert [(one.path, one.action) for one in changes] == [("/etc/a", "restored"), ("/etc/b", "removed")]
+    journal.restore(journal.unfinished()[0])
     assert (tmp_path / "etc/a").read_bytes() == b"old"
     assert stat.S_IMODE((tmp_path / "etc/a").stat().st_mode) == 0o600
     assert not (tmp_path / "etc/b").exists()
@@ -75,7 +74,7 @@ def test_later_edit_of_another_user_is_never_overwritten(host: Host, tmp_path: P
     (tmp_path / "etc/a").write_bytes(b"theirs")
     entry = journal.unfinished()[0]
     assert journal.foreign(entry) == ("/etc/a",)
-    assert [change.action for change in journal.restore(entry)] == ["unchanged"]
+    journal.restore(entry)
     assert (tmp_path / "etc/a").read_bytes() == b"theirs"
 
 
@@ -242,4 +241,5 @@ def test_directory_in_place_of_the_file_is_foreign(host: Host, tmp_path: Path) -
     (tmp_path / "etc/a").mkdir(parents=True)
     entry = journal.entries()[0]
     assert journal.foreign(entry) == ("/etc/a",)
-    assert [change.action for change in journal.restore(entry)] == ["unchanged"]
+    journal.restore(entry)
+    assert (tmp_path / "etc/a").is_dir()

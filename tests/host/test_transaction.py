@@ -113,10 +113,10 @@ def test_killed_rollback_of_a_committed_change_is_finished_by_the_next_run(
 
     def killed_at_b(
         self: Journal, file: Mapping[str, Any], present: bytes | None, original: bytes | None
-    ) -> str:
+    ) -> None:
         if file["path"] == B.path:
             die()
-        return restored(self, file, present, original)
+        restored(self, file, present, original)
 
     with monkeypatch.context() as patch:
         if when == "between the files":
