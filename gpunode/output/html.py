@@ -7,6 +7,7 @@ so its own policy allows exactly this style and this script, by their hashes, an
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -100,10 +101,7 @@ def _header(report: Report) -> Iterator[str]:
 
 
 def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    models: dict[str, int] = {}
-    for gpu in node["gpus"]:
-        name = gpu["name"] or f"NVIDIA GPU {gpu['deviceId']}"
-        models[name] = models.get(name, 0) + 1
+    models = Counter(gpu["name"] or f"NVIDIA GPU {gpu['deviceId']}" for gpu in node["gpus"])
     yield "GPUs", ", ".join(f"{number} × {name}" for name, number in models.items()) or "none on the bus"
     yield "Driver", node["driver"] or "not loaded"
     yield "Container toolkit", node["toolkit"]

@@ -5,6 +5,7 @@ No sample has a timestamp: the collector refuses a file with one. docs/doctor.md
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -75,10 +76,7 @@ def _node(data: Mapping[str, Any]) -> Iterator[_Family]:
         "version": data["version"],
     }
     yield "gpunode_node_info", "Always 1: the node and gpunode's version.", [(labels, 1)]
-    models: dict[str, int] = {}
-    for gpu in node["gpus"]:
-        name = gpu["name"] or gpu["deviceId"]
-        models[name] = models.get(name, 0) + 1
+    models = Counter(gpu["name"] or gpu["deviceId"] for gpu in node["gpus"])
     yield (
         "gpunode_node_gpus",
         "GPUs on the bus, by model, or by PCI id if NVML was not queried.",
