@@ -63,6 +63,10 @@ class Rpm:
         """Of some packages, such as kernels, there are several versions. A gpg-pubkey is a key."""
         return frozenset(row for row in _queried(self.host, "-qa") if row[0] != "gpg-pubkey")
 
+    def preview(self, command: Command) -> tuple[PackageChange, ...]:
+        """Empty: dnf prints localized tables, zypper localized text."""
+        return ()
+
     def finish(self) -> Command | None:
         """rpm configures packages as it unpacks them; the next transaction installs the missing ones."""
         return None
@@ -184,10 +188,6 @@ class Dnf(Rpm):
             if len(words) == 3:
                 offers.setdefault(words[0], []).append((words[1].removeprefix("0:"), words[2]))
         return self.states(names, offers)
-
-    def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """Empty: dnf prints localized tables."""
-        return ()
 
     def refresh(self, only: str = "") -> Command:
         """`only` is a repository's id. ``-y`` accepts the key that its file names.

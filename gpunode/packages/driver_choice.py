@@ -124,7 +124,7 @@ def _flavour(situation: Situation, wish: Wish, need: _Need, branch: int) -> tupl
     if need.module:
         reason = f"{need.module_for} is driven by the {need.module} module alone"
         return need.module, Decision(subject, need.module, reason, known_as_of(driver.TABLE))
-    here = {True: OPEN, False: PROPRIETARY, None: ""}[situation.opened]
+    here = situation.flavour
     if here and branch == driver.branch(situation.version):
         reason = "it is the one here, and drives these GPUs"
         return here, Decision(subject, here, reason, "/proc/driver/nvidia/version or modinfo")

@@ -81,6 +81,11 @@ class Situation:
     unread: tuple[str, ...] = ()
 
     @property
+    def flavour(self) -> str:
+        """The present driver's kernel module: open or proprietary, empty if that is unknown."""
+        return {True: OPEN, False: PROPRIETARY, None: ""}[self.opened]
+
+    @property
     def nvidia_repository(self) -> bool:
         """Whether NVIDIA's own repository is set up."""
         return self.has(REPOSITORY)
@@ -223,6 +228,9 @@ def read_situation(node: Node) -> Situation:
     arm = host.exists(_ARM_LOADER)
     options = read_or("modprobe.d", lambda: node.module_options, ModuleOptions((), ()))
     secure, nouveau = bool(node.secure_boot), _kernels_own(node)
+    kernels = tuple(dict.fromkeys(filter(None, (node.kernel, node.next_kernel))))
+    # modinfo may still report a module that belongs to no kernel
+    installed = node.module is not None or node.module_built or bool(node.dkms)
     users = gpu_users(node)
     if users.closed:
         unread.append(f"who uses the GPUs: {users.closed} processes are closed to this user")
@@ -233,7 +241,7 @@ def read_situation(node: Node) -> Situation:
         kernel=node.kernel,
         next_kernel=node.next_kernel,
         gpus=node.gpus,
-        version=node.driver_version if _is_installed(node) else "",
+        version=node.driver_version if installed else "",
         opened=node.module_open,
         loaded=node.module is not None,
         packages=node.packages,
@@ -247,8 +255,12 @@ def read_situation(node: Node) -> Situation:
         key_enrolled=driver.key_enrolled(host, key) if secure and key else None,
         key_waits=bool(secure and driver.waiting_keys(host)),
         nouveau=nouveau,
-        nouveau_kept_out=not nouveau and (bool(options.refused("nouveau")) or not _has_nouveau(node)),
-        headers=tuple(kernel for kernel in _kernels(node) if driver.has_headers(host, kernel)),
+        nouveau_kept_out=not nouveau
+        and (
+            bool(options.refused("nouveau"))
+            or not any(driver.has_module_file(host, kernel, "nouveau") for kernel in kernels)
+        ),
+        headers=tuple(kernel for kernel in kernels if driver.has_headers(host, kernel)),
         debian_own=_debians(node),
         switches=read_or("NVSwitches", lambda: len(node.switches), 0),
         nvlink5=nvlink5,
@@ -262,15 +274,6 @@ def _debians(node: Node) -> bool:
     """Debian's own packages call the module nvidia-current."""
     loaded = node.module is not None and node.module.name == "nvidia_current"
     return loaded or any(name.startswith("nvidia-current") for name in node.host.listdir("/var/lib/dkms"))
-
-
-def _is_installed(node: Node) -> bool:
-    """Whether a driver is installed: modinfo may still report a module that belongs to no kernel."""
-    return node.module is not None or node.module_built or bool(node.dkms)
-
-
-def _kernels(node: Node) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(filter(None, (node.kernel, node.next_kernel))))
 
 
 def _operator_driver(node: Node) -> str:
@@ -292,7 +295,3 @@ def _kernels_own(node: Node) -> tuple[str, ...]:
     if owners or node.module is not None:
         return owners
     return tuple(f"{name} is loaded" for name in _KERNELS_OWN if driver.module_loaded(node.host, name))
-
-
-def _has_nouveau(node: Node) -> bool:
-    return any(driver.has_module_file(node.host, kernel, "nouveau") for kernel in _kernels(node))

@@ -118,25 +118,21 @@ def _stream(choice: Choice) -> str:
     return f"{choice.branch}-{'open' if choice.flavour == OPEN else 'dkms'}"
 
 
-def streams(situation: Situation, route: Route, choice: Choice, manager: Manager) -> tuple[Command, ...]:
-    """The dnf module's stream for this branch and flavour, where branches are streams."""
+def streams(
+    situation: Situation, route: Route, choice: Choice, manager: Manager
+) -> tuple[tuple[Command, ...], tuple[Command, ...]]:
+    """The commands that enable the dnf module's stream for this branch and flavour, where branches are
+    streams; and those that restore the earlier stream."""
     if not changes_stream(situation, route, choice):
-        return ()
-    enable = _module(manager, "enable", f"{_MODULE}:{_stream(choice)}")
-    return (_module(manager, "reset", _MODULE), enable) if situation.stream else (enable,)
+        return (), ()
 
+    def module(verb: str, what: str) -> Command:
+        return Command((getattr(manager, "program", manager.name), "-y", "module", verb, what))
 
-def streams_back(situation: Situation, route: Route, choice: Choice, manager: Manager) -> tuple[Command, ...]:
-    """The commands that restore the earlier stream."""
-    if not changes_stream(situation, route, choice):
-        return ()
-    reset = _module(manager, "reset", _MODULE)
-    again = (_module(manager, "enable", f"{_MODULE}:{situation.stream}"),) if situation.stream else ()
-    return (reset, *again)
-
-
-def _module(manager: Manager, verb: str, what: str) -> Command:
-    return Command((getattr(manager, "program", manager.name), "-y", "module", verb, what))
+    reset, enable = module("reset", _MODULE), module("enable", f"{_MODULE}:{_stream(choice)}")
+    if not situation.stream:
+        return (enable,), (reset,)
+    return (reset, enable), (reset, module("enable", f"{_MODULE}:{situation.stream}"))
 
 
 def install_commands(
@@ -207,16 +203,12 @@ def finishing_commands(
     if not reboot:
         modules = ("nvidia", "nvidia-uvm", *fabric)
         commands += [Command(("modprobe", name), seconds=120.0, changes=False) for name in modules]
-    for unit in _units([package.name for package in packages]):
+    # the fabric manager before persistence, which is a unit of every driver
+    managed = any(package.name.startswith(_FABRIC_MANAGER) for package in packages)
+    for unit in (*((UNIT,) if managed else ()), "nvidia-persistenced.service"):
         now = () if reboot else ("--now",)
         commands.append(Command(("systemctl", "enable", *now, unit), seconds=180.0, changes=False))
     return (*commands, *hold)
-
-
-def _units(names: Sequence[str]) -> tuple[str, ...]:
-    """The fabric manager before persistence, which is a unit of every driver."""
-    fabric = any(name.startswith(_FABRIC_MANAGER) for name in names)
-    return (*((UNIT,) if fabric else ()), "nvidia-persistenced.service")
 
 
 # When gpunode refuses to install a driver: it would break running work, or not start afterwards.
@@ -259,13 +251,8 @@ def hint_of(code: str, manager: str, message: str) -> str:
     }.get(code, message)
 
 
-def against_node(situation: Situation) -> tuple[Refusal, ...]:
-    """Reasons why a driver from packages is wrong for this node."""
-    return (*against_system(situation), *_in_use(situation))
-
-
 def against_system(situation: Situation) -> tuple[Refusal, ...]:
-    """The same without the work that uses the GPUs now."""
+    """Reasons why a driver from packages is wrong for this node, whatever uses the GPUs now."""
     return (*_kind(situation), *_other_ways(situation))
 
 
@@ -426,7 +413,7 @@ States = Mapping[str, PackageState]
 
 def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
     """The whole plan, with its refusals. It queries the package manager and changes nothing."""
-    barred = against_node(situation)
+    barred = (*against_system(situation), *_in_use(situation))
     choice = choose(situation, wish)
     base = DriverPlan(
         choice.branch,
@@ -507,12 +494,9 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
     choice, route, manager = work.choice, work.route, work.manager
     reboot = _reboot(situation, plan, work.way)
     before = branch(situation.version)
-    here = {True: "open", False: "proprietary", None: choice.flavour}[situation.opened]
-    switching = bool(before) and (before != choice.branch or here != choice.flavour)
-    preparing = (
-        *make_known(route, manager),
-        *streams(situation, route, choice, manager),
-    )
+    switching = bool(before) and (before != choice.branch or situation.flavour not in ("", choice.flavour))
+    stream, stream_back = streams(situation, route, choice, manager)
+    preparing = (*make_known(route, manager), *stream)
     installs = install_commands(
         plan.packages, work.headers, manager, branch=choice.branch, switching=switching
     )
@@ -535,7 +519,7 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Wo
         preparing=len(preparing) and len(preparing) + bool(work.end),
         finishing=len(finishing), changes=changes, reboot=reboot,
         watched=tuple(dict.fromkeys((*plan.watched, *(entry.name for entry in changes), *_here(situation)))),
-        stream_back=streams_back(situation, route, choice, manager),
+        stream_back=stream_back,
     )  # fmt: skip
 
 
@@ -638,10 +622,7 @@ def _reboot(situation: Situation, plan: DriverPlan, way: str) -> str:
     if situation.loaded and (not plan.version or plan.version != situation.version):
         loaded = f"driver {situation.version} is loaded"
         return f"{loaded}: until the reboot, the module and the new libraries don't match"
-    if (
-        situation.loaded
-        and {True: "open", False: "proprietary", None: plan.flavour}[situation.opened] != plan.flavour
-    ):
+    if situation.loaded and situation.flavour not in ("", plan.flavour):
         return "the module of the other kind is loaded"
     if situation.nouveau:
         return f"{situation.nouveau[0]}: it lets go of the GPUs with the next boot"

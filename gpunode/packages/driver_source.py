@@ -81,14 +81,9 @@ def choose_route(situation: Situation, wish: Wish, choice: Choice) -> Route:
     foreign = next((vendor for name, vendor in _FOREIGN.items() if name in situation.packages.installed), "")
     if foreign and wish.repository != NVIDIA:
         message = f"the driver here comes from {foreign}"
-        return Route(
-            "",
-            refusals=(
-                Refusal("other-source", message, f"upgrade it from there, or remove {foreign}'s first"),
-            ),
-        )
+        return _no_route("other-source", message, f"upgrade it from there, or remove {foreign}'s first")
     if system.family not in ("debian", "rhel", "suse"):
-        return Route("", refusals=(_unknown(situation, choice),))
+        return _unknown(situation, choice)
     if wish.repository == DISTRIBUTION:
         return _from_distribution(situation, own)
     if not wish.repository and own in (UBUNTU, DEBIAN):
@@ -96,6 +91,10 @@ def choose_route(situation: Situation, wish: Wish, choice: Choice) -> Route:
         if here:
             return Route(own, decisions=(Decision("from", _WHERE[own], why, source),))
     return _from_nvidia(situation, wish, choice, own)
+
+
+def _no_route(code: str, message: str, hint: str) -> Route:
+    return Route("", refusals=(Refusal(code, message, hint),))
 
 
 _NVIDIAS = "NVIDIA's repository"
@@ -138,25 +137,25 @@ def _from_distribution(situation: Situation, own: str) -> Route:
         decision = Decision("from", _WHERE[own], "requested on the command line", "--repository distribution")
         return Route(own, said=True, decisions=(decision,))
     name = situation.distribution.name or situation.distribution.id
-    return Route(
-        "",
-        refusals=(
-            Refusal("no-repository", f"{name} has no driver of its own for computing", "--repository nvidia"),
-        ),
-    )
+    return _no_route("no-repository", f"{name} has no driver of its own for computing", "--repository nvidia")
 
 
 def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> Route:
     row = _row(situation)
     if row is None:
-        return Route("", refusals=(_unknown(situation, choice),))
+        return _unknown(situation, choice)
     own_mirror = wish.repository not in ("", NVIDIA)
     mirror = wish.repository if own_mirror else f"https://{REPOSITORY}"
     base = f"{mirror.rstrip('/')}/{row['directory']}/{situation.architecture}"
     name = {UBUNTU: CUDA_UBUNTU, DEBIAN: CUDA_DEBIAN, SUSE: SUSE}.get(own, CUDA_RPM)
     add = not situation.has(base if own_mirror else REPOSITORY)
     if add and own_mirror and situation.distribution.family == "debian" and not wish.key:
-        return Route("", refusals=(_mirror(base),))
+        # NVIDIA's package that configures apt names NVIDIA's own address, so a mirror needs the user's key
+        return _no_route(
+            "mirror-not-set-up",
+            f"apt doesn't know {base} yet, and its key has to come from you",
+            "give the key that the mirror is signed with: --key FILE",
+        )
     if wish.repository:
         why, source = "requested on the command line", f"--repository {wish.repository}"
     elif situation.nvidia_repository:
@@ -181,15 +180,6 @@ def _from_nvidia(situation: Situation, wish: Wish, choice: Choice, own: str) -> 
         ids,
         wish.key,
         (decision,),
-    )
-
-
-def _mirror(base: str) -> Refusal:
-    """NVIDIA's package that configures apt names NVIDIA's own address, so a mirror needs the user's key."""
-    return Refusal(
-        "mirror-not-set-up",
-        f"apt doesn't know {base} yet, and its key has to come from you",
-        "give the key that the mirror is signed with: --key FILE",
     )
 
 
@@ -226,13 +216,13 @@ def install_by_tdnf(situation: Situation, choice: Choice) -> str:
     return f"curl -fsSLo /etc/yum.repos.d/{name} {address} && {install}"
 
 
-def _unknown(situation: Situation, choice: Choice) -> Refusal:
+def _unknown(situation: Situation, choice: Choice) -> Route:
     name = situation.distribution.name or situation.distribution.id or "this distribution"
     if command := install_by_tdnf(situation, choice):
-        return Refusal(
+        return _no_route(
             "no-repository", f"gpunode doesn't support tdnf, the package manager of {name}", command
         )
-    return Refusal(
+    return _no_route(
         "no-repository",
         f"no driver packages are known for {name}",
         "see https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",

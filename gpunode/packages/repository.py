@@ -12,7 +12,6 @@ import binascii
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.packages import read_sources
@@ -99,30 +98,6 @@ class RepositoryPlan:
     file: str
     id: str
     judged: tuple[Judged, ...]
-
-
-class Shelf(Protocol):
-    """The repository files of one kind of manager."""
-
-    @property
-    def file(self) -> str:
-        """The file that gpunode writes."""
-
-    @property
-    def key_file(self) -> str:
-        """The key's file."""
-
-    def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
-        """Every enabled entry, NVIDIA's or not."""
-
-    def address(self, desired: DesiredRepository) -> str:
-        """The address of the channel for this kind of package."""
-
-    def render(self, desired: DesiredRepository) -> bytes:
-        """The content of gpunode's file."""
-
-    def without(self, path: str, lines: Sequence[int]) -> bytes:
-        """The file with the entries that start at these lines disabled, and no other change."""
 
 
 def desired_repository(base: str = "", key: bytes | None = None) -> DesiredRepository:
@@ -275,15 +250,16 @@ class AptShelf:
 
     @property
     def file(self) -> str:
-        """The name from NVIDIA's guide, which an administrator expects."""
+        """The file that gpunode writes: the name from NVIDIA's guide, which an administrator expects."""
         return f"{self.apt.places.sources_parts}/{NAME}.list"
 
     @property
     def key_file(self) -> str:
-        """apt reads an armored key from a file with this suffix, without gpg."""
+        """The key's file: apt reads an armored key from a file with this suffix, without gpg."""
         return f"{self.apt.places.etc}/keyrings/{NAME}.asc"
 
     def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
+        """Every enabled entry, NVIDIA's or not."""
         places = self.apt.places
         sources = read_sources(self.host, places.sources_list, places.sources_parts)
         return tuple(
@@ -300,12 +276,15 @@ class AptShelf:
         return any(_holds(self.host, path, desired) for path in ((key,) if key else common))
 
     def address(self, desired: DesiredRepository) -> str:
+        """The address of the channel for this kind of package."""
         return f"{desired.base}/{facts().deb}"
 
     def render(self, desired: DesiredRepository) -> bytes:
+        """The content of gpunode's file."""
         return f"deb [signed-by={self.key_file}] {self.address(desired)} /\n".encode()
 
     def without(self, path: str, lines: Sequence[int]) -> bytes:
+        """The file with the entries that start at these lines disabled, and no other change."""
         text = _text(self.host, path).splitlines(keepends=True)
         for number in sorted(set(lines), reverse=True):
             if not path.endswith(".sources"):
@@ -389,6 +368,10 @@ class RpmShelf:
                 *(line for line in text[number:end] if not _is(line, "enabled")),
             ]
         return "".join(text).encode()
+
+
+Shelf = AptShelf | RpmShelf
+"""The repository files of one kind of manager."""
 
 
 def _sections(text: str) -> Iterator[tuple[int, dict[str, str]]]:

@@ -77,9 +77,9 @@ def plan(manager: Manager, states: States, goal: Goal, *, killed: bool = False) 
     their owners.
     """
     if settled(states, goal):
-        return Steps(
-            _holding(manager, states, goal), versions={name: states[name].installed for name in PACKAGES}
-        )
+        free = [name for name in PACKAGES if not states[name].held]
+        holding = (manager.hold(free),) if goal.hold and free else ()
+        return Steps(holding, versions={name: states[name].installed for name in PACKAGES})
     versions = _versions(states, goal)
     desired = [PackageRequest(name, versions[name]) for name in PACKAGES]
     install = manager.install(
@@ -156,11 +156,6 @@ def require_offered(states: States, versions: Mapping[str, str]) -> None:
             hint="a mirror must hold the packages of this architecture; see gpunode toolkit status",
             code=str(Trouble.NOT_FOUND),
         )
-
-
-def _holding(manager: Manager, states: States, goal: Goal) -> tuple[Command, ...]:
-    free = [name for name in PACKAGES if not states[name].held]
-    return (manager.hold(free),) if goal.hold and free else ()
 
 
 def _versions(states: States, goal: Goal) -> dict[str, str]:

@@ -12,7 +12,6 @@ from gpunode.packages.manager import (
     HINTS,
     Command,
     Failure,
-    PackageChange,
     PackageRequest,
     PackageState,
     Trouble,
@@ -69,10 +68,6 @@ class Zypper(Rpm):
             if solvable.get("name") in names and repository != "(System Packages)":
                 offers.setdefault(solvable["name"], []).append((solvable.get("edition", ""), repository))
         return self.states(names, offers)
-
-    def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """Empty: zypper prints localized text."""
-        return ()
 
     def refresh(self, only: str = "") -> Command:
         """`only` is a repository's alias. The key is the one that its file names."""
