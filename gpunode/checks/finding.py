@@ -105,7 +105,7 @@ class Finding:
     summary: str
     evidence: tuple[Evidence, ...] = ()
     why: str = ""
-    fix: tuple[Fix, ...] = ()
+    fixes: tuple[Fix, ...] = field(default=(), metadata={"json": "fix"})
     blocked_by: str | None = None
     refs: tuple[str, ...] = ()
     milliseconds: float = 0.0

@@ -417,7 +417,7 @@ class PlannedFix:
 
 def planned_fixes(findings: Collection[Finding]) -> tuple[PlannedFix, ...]:
     """One for each bad finding with a fix, in the order of `findings`; see `checks.report.in_order`."""
-    return tuple(_planned(finding) for finding in findings if finding.status in _BAD and finding.fix)
+    return tuple(_planned(finding) for finding in findings if finding.status in _BAD and finding.fixes)
 
 
 def allowed_steps(planned: PlannedFix, allow: Collection[str]) -> tuple[Step, ...]:
@@ -432,12 +432,12 @@ def allowed_steps(planned: PlannedFix, allow: Collection[str]) -> tuple[Step, ..
 
 
 def _planned(finding: Finding) -> PlannedFix:
-    fix = finding.fix[0]
-    command = " && ".join(fix.command for fix in finding.fix)
-    parts = [steps_of(fix) for fix in finding.fix]
+    fix = finding.fixes[0]
+    command = " && ".join(fix.command for fix in finding.fixes)
+    parts = [steps_of(fix) for fix in finding.fixes]
     steps = tuple(step for part in parts for step in part) if all(parts) else ()
     disruptive = max(
-        (*(fix.disruptive for fix in finding.fix), *(step.disruptive for step in steps)), key=_WORSE.index
+        (*(fix.disruptive for fix in finding.fixes), *(step.disruptive for step in steps)), key=_WORSE.index
     )
     way = "hand"
     if steps and fix.safe and steps[0].disruptive == "none":

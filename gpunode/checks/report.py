@@ -134,7 +134,7 @@ def blocks(
 def first(findings: tuple[Finding, ...]) -> str | None:
     """The id of the finding to fix first: a root cause, or the first warning. A reboot comes after the
     findings that it would make worse. None if nothing can be fixed."""
-    fixable = [finding for finding in _causes_first(findings) if finding.fix]
+    fixable = [finding for finding in _causes_first(findings) if finding.fixes]
     if not fixable:
         return None
     worst = fixable[0]
@@ -204,7 +204,7 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
 
 
 def _fixed_by_reboot(finding: Finding) -> bool:
-    return bool(finding.fix) and finding.fix[0].command == REBOOT.other.command
+    return bool(finding.fixes) and finding.fixes[0].command == REBOOT.other.command
 
 
 def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
@@ -388,13 +388,13 @@ def _problems(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Bloc
         yield from (Text(f"  {line}") for line in evidence_lines(finding.evidence))
         if finding.why:
             yield Text(f"  {finding.why}", Style.DIM)
-        if not finding.fix:
+        if not finding.fixes:
             continue
-        of = commands.setdefault(finding.fix[0].command, finding.id)
+        of = commands.setdefault(finding.fixes[0].command, finding.id)
         if finding.id == at_the_end:
-            yield Text(f"  {_label(finding.fix[0])}: see the steps at the end", Style.COMMAND)
+            yield Text(f"  {_label(finding.fixes[0])}: see the steps at the end", Style.COMMAND)
         elif of != finding.id:
-            yield Text(f"  {_label(finding.fix[0])}: the same as for {of}", Style.COMMAND)
+            yield Text(f"  {_label(finding.fixes[0])}: the same as for {of}", Style.COMMAND)
         else:
             left = [other for other in before.get(finding.id, ()) if other not in above]
             yield from _fix(node, finding, left)
@@ -408,7 +408,7 @@ def _label(fix: Fix) -> str:
 def _fix(node: NodeSummary, finding: Finding, before: Sequence[str]) -> Iterator[Block]:
     """The command and what it disrupts. A reboot is a step of its own; `before` are the findings to fix
     before it."""
-    fix = finding.fix[0]
+    fix = finding.fixes[0]
     text, *commands = fix.before.split("\n")
     if text:
         yield Text(f"  {text}")
@@ -453,7 +453,7 @@ def _needs_drain(fix: Fix) -> bool:
 
 
 def _reboots_last(finding: Finding) -> bool:
-    return len(finding.fix) > 1 and finding.fix[-1].command == REBOOT.other.command
+    return len(finding.fixes) > 1 and finding.fixes[-1].command == REBOOT.other.command
 
 
 def _unreadable(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -517,11 +517,11 @@ class NextStep:
 def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextStep, ...]:
     """All steps of the first fix in their order, up to the next run of the doctor and the uncordon."""
     finding = _first_finding(findings)
-    if finding is None or finding.fix[0].command == ON_HOST:
+    if finding is None or finding.fixes[0].command == ON_HOST:
         return ()
-    fix, name = finding.fix[0], node.name or "NODE"
+    fix, name = finding.fixes[0], node.name or "NODE"
     others = [NextStep(finding=other) for other in reboot(findings).before.get(finding.id, ())]
-    drains = node.kubernetes and any(map(_needs_drain, finding.fix))
+    drains = node.kubernetes and any(map(_needs_drain, finding.fixes))
     drain = NextStep(
         f"kubectl drain {name} --ignore-daemonsets --delete-emptydir-data",
         effect="where kubectl is set up"
@@ -580,7 +580,7 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
     if finding is None:
         return
     yield Text("")
-    fix = finding.fix[0]
+    fix = finding.fixes[0]
     if fix.command == ON_HOST:
         yield Text("This is a container. Run gpunode doctor on its host.", Style.COMMAND)
         return

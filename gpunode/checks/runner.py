@@ -54,9 +54,9 @@ def run_checks(node: Node, selection: Selection | None = None) -> tuple[Finding,
 
 def _with_effects(node: Node, finding: Finding) -> Finding:
     """What the fixes disturb on this node. After all checks, which read what this depends on."""
-    if not finding.fix:
+    if not finding.fixes:
         return finding
-    return replace(finding, fix=tuple(_with_effect(node, fix) for fix in finding.fix))
+    return replace(finding, fixes=tuple(_with_effect(node, fix) for fix in finding.fixes))
 
 
 def _with_effect(node: Node, fix: Fix) -> Fix:
@@ -113,9 +113,9 @@ class _Walk:
             if first != check.id:
                 return _finding(check, skip(verdict.summary, "blocked"), blocked_by=first)
         finding = _finding(check, verdict, self._family())
-        fixes = self._fitting(finding.fix)
+        fixes = self._fitting(finding.fixes)
         milliseconds = round((self.node.host.monotonic() - started) * 1000, 1)
-        return replace(finding, fix=fixes, milliseconds=milliseconds)
+        return replace(finding, fixes=fixes, milliseconds=milliseconds)
 
     def _not_here(self, check: Check) -> Verdict | None:
         """Why this check doesn't apply to this node; None if it does."""
@@ -213,7 +213,7 @@ def _finding(
     blocked_by: str | None = None,
 ) -> Finding:
     bad = verdict.status in (FindingStatus.FAIL, FindingStatus.WARN)
-    fix = (verdict.fix or check.remedy.for_family(family),) if bad else ()
+    fixes = (verdict.fix or check.remedy.for_family(family),) if bad else ()
     severity = "warning" if verdict.status is FindingStatus.WARN else check.severity
     return Finding(
         id=check.id,
@@ -225,7 +225,7 @@ def _finding(
             replace(evidence, value=without_secrets(evidence.value)) for evidence in verdict.evidence
         ),
         why=verdict.why or check.why if bad or verdict.note else "",
-        fix=(verdict.fix,) if verdict.note and verdict.fix else fix,
+        fixes=(verdict.fix,) if verdict.note and verdict.fix else fixes,
         blocked_by=blocked_by,
         refs=check.refs,
         layer=check.layer,

@@ -220,7 +220,7 @@ def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progre
 
 def fixed_on_the_node(finding: Finding, cdi: bool) -> str:
     """The step of both kinds of setup that fixes it, or why it needs no fix; empty for neither."""
-    command = finding.fix[0].command if finding.fix else ""
+    command = finding.fixes[0].command if finding.fixes else ""
     restarted = finding.id in _CRIO_RESTARTED_HERE and command.startswith(_RESTART)
     if restarted or finding.id in _RESTARTED_HERE or command.startswith(_FIXED_HERE):
         return _FIXED_HERE

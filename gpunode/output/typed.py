@@ -43,14 +43,19 @@ def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
     """A dataclass's fields by their Python and JSON names, without internal ones; None for anything else."""
     if not is_dataclass(kind):
         return None
-    shown = (field.name for field in fields(kind) if field.metadata != INTERNAL)
-    return tuple((name, camel(name)) for name in shown)
+    shown = (field for field in fields(kind) if field.metadata != INTERNAL)
+    return tuple((field.name, _json_name(field)) for field in shown)
 
 
 def json_fields(kind: type) -> dict[str, Any]:
     """The types of what `plain` shows of a dataclass, by their names in JSON."""
     hints = get_type_hints(kind)
     return {key: hints[name] for name, key in _shown_fields(kind) or ()}
+
+
+def _json_name(field: Field[Any]) -> str:
+    """The name that its metadata has for `json`, because a released one stays; else its own."""
+    return field.metadata.get("json") or camel(field.name)
 
 
 def camel(name: str) -> str:
@@ -186,7 +191,7 @@ class _Reader:
 def _fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     """The fields and their types by their names in JSON."""
     hints = get_type_hints(cls)
-    return {camel(field.name): (field, hints[field.name]) for field in fields(cls) if field.init}
+    return {_json_name(field): (field, hints[field.name]) for field in fields(cls) if field.init}
 
 
 def _below(where: str, key: str) -> str:

@@ -36,10 +36,10 @@ def test_machine_gives_its_expected_findings(name, tmp_path):
     assert {one.blocked_by for one in findings.values() if one.blocked_by} <= failed
     for finding in findings.values():
         if finding.status in (FindingStatus.FAIL, FindingStatus.WARN):
-            assert finding.evidence and finding.why and finding.fix, finding
-            assert [fix.command for fix in finding.fix[1:]] in ([], ["reboot"]), finding
+            assert finding.evidence and finding.why and finding.fixes, finding
+            assert [fix.command for fix in finding.fixes[1:]] in ([], ["reboot"]), finding
             assert all(evidence.source and evidence.value for evidence in finding.evidence), finding
-        for fix in finding.fix:
+        for fix in finding.fixes:
             assert not placeholders(fix.command) and not holes(fix.command), finding
 
 
@@ -112,7 +112,8 @@ FIXES = {
 def test_first_command_fits_the_evidence(name, tmp_path):
     (identifier,) = expected(name)
     assert (
-        findings_of(recorded_host(name, tmp_path), **options(name))[identifier].fix[0].command == FIXES[name]
+        findings_of(recorded_host(name, tmp_path), **options(name))[identifier].fixes[0].command
+        == FIXES[name]
     )
 
 
@@ -141,7 +142,7 @@ def test_evidence_names_the_file_and_the_line(name, tmp_path):
     ],
 )
 def test_fix_command_depends_on_the_distribution(name, identifier, manager, tmp_path):
-    fix = findings_of(recorded_host(name, tmp_path))[identifier].fix[0]
+    fix = findings_of(recorded_host(name, tmp_path))[identifier].fixes[0]
     assert fix.command.startswith(f"{manager} install ")
 
 

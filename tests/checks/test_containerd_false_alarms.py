@@ -43,7 +43,7 @@ def test_deep_check_starts_the_expected_container(passed, status, tmp_path):
     assert found.status is status and len(tried) == 1 and tried[0].startswith("GPU-")
     if status is FAIL:
         assert found.evidence[0].value == "nvidia-container-cli: no device"
-        assert found.fix[0].command == "gpunode verify --on docker"
+        assert found.fixes[0].command == "gpunode verify --on docker"
 
 
 def test_no_container_is_started_if_it_cannot_run(tmp_path):
@@ -114,7 +114,7 @@ def test_settings_pasted_from_the_finding_are_no_longer_lost(name, tmp_path):
     more = '\n[plugins."io.containerd.grpc.v1.cri".registry.mirrors."docker.io"]\n  endpoint = ["https://m.example"]\n'
     main.write_text(main.read_text() + more)
     finding = judged(Node(host), "containerd-imports-clobber")
-    change, *lines = finding.fix[0].change.split("\n")
+    change, *lines = finding.fixes[0].change.split("\n")
     assert change.startswith("In /etc/containerd/conf.d/99-nvidia.toml: add these settings in this order")
     assert "SystemdCgroup = true" in lines and "True" not in "".join(lines)
     drop_in = next(tmp_path.rglob("conf.d/99-nvidia.toml"))
@@ -133,7 +133,7 @@ def test_password_in_a_lost_setting_is_not_printed(tmp_path):
     )
     host = Host(build_machine(spec, tmp_path), environ={})
     finding = judged(Node(host), "containerd-imports-clobber")
-    lines = finding.fix[0].change.split("\n")
+    lines = finding.fixes[0].change.split("\n")
     assert lines[lines.index('[plugins."io.containerd.grpc.v1.cri".registry.headers]') + 1] == (
         "# X-Token: copy it from /etc/containerd/config.toml"
     )
@@ -174,7 +174,7 @@ def test_file_that_crio_cannot_parse_prevents_its_next_start(tmp_path):
     found = judged(Node(host), "crio-stray-dropin")
     assert found.status is FindingStatus.WARN
     assert found.evidence[0].source.endswith("/README") and found.evidence[0].line == 1
-    assert "+1 /etc/crio/crio.conf.d/README" in found.fix[0].command
+    assert "+1 /etc/crio/crio.conf.d/README" in found.fixes[0].command
 
 
 def test_unused_engines_are_not_reported():

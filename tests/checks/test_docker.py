@@ -179,7 +179,7 @@ def fix_of(tmp_path, identifier, name, change=lambda spec: None):
     change(spec)
     findings = run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))
     (finding,) = [finding for finding in findings if finding.id == identifier]
-    return finding.fix[0]
+    return finding.fixes[0]
 
 
 def with_flag(spec):

@@ -51,7 +51,7 @@ def test_command_fits_the_node(name, tmp_path):
     (identifier,) = expected(name)
     node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
     (finding,) = [one for one in run_checks(node, Selection(only=(identifier,))) if one.id == identifier]
-    assert COMMANDS[name] in " && ".join(fix.command for fix in finding.fix)
+    assert COMMANDS[name] in " && ".join(fix.command for fix in finding.fixes)
 
 
 TRANSACTIONS = {
@@ -136,7 +136,7 @@ def test_compute_gpus_keep_their_driver_if_an_old_gpu_has_no_support(tmp_path):
     old = {f"/sys/bus/pci/devices/0000:03:00.0/{name}": value for name, value in V100.items()}
     finding = findings(on("healthy-b200-nvlsm", tmp_path, files=old), "kmod-flavour")
     assert finding.status == "warn" and "doesn't support the others" in finding.summary
-    assert finding.fix[0].command == "lspci -nnks 0000:03:00.0"
+    assert finding.fixes[0].command == "lspci -nnks 0000:03:00.0"
 
 
 V100 = {"vendor": "0x10de", "class": "0x030200", "device": "0x1db6"}

@@ -15,7 +15,7 @@ from gpunode.checks.report import in_order
 
 
 def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "one") -> Finding:
-    return Finding(name, "", status, "error", "it is broken", fix=(fix,))
+    return Finding(name, "", status, "error", "it is broken", fixes=(fix,))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_only_safe_fixes_run_without_permission(fix: Fix, way: str, without: int
 
 def test_each_kind_of_disruption_needs_its_own_permission() -> None:
     upgrade = Fix("gpunode driver install --yes", disruptive="drain")
-    both = replace(finding(upgrade), fix=(upgrade, fixes.REBOOT.other))
+    both = replace(finding(upgrade), fixes=(upgrade, fixes.REBOOT.other))
     (planned,) = planned_fixes([both])
     assert (planned.way, planned.disruptive, planned.look) == ("allow", "reboot", False)
     assert allowed_steps(planned, ("reboot",)) == ()

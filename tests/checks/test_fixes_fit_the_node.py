@@ -28,7 +28,7 @@ def commands(spec, root):
     """Fix commands by check id."""
     findings = run_checks(Node(Host(build_machine(spec, root), environ={})))
     return {
-        finding.id: " && ".join(fix.command for fix in finding.fix) for finding in findings if finding.fix
+        finding.id: " && ".join(fix.command for fix in finding.fixes) for finding in findings if finding.fixes
     }
 
 
@@ -126,11 +126,11 @@ def test_libraries_in_an_lxc_container_replace_its_packages_and_a_reboot_does_no
     )
     findings = run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))
     (finding,) = [one for one in findings if one.id == "driver-lib-mismatch"]
-    assert finding.fix[0].command == (
+    assert finding.fixes[0].command == (
         "apt install --allow-downgrades 'libnvidia-compute-580=580.159.03*' && "
         "apt-mark hold libnvidia-compute-580"
     )
-    assert "apt remove libnvidia-compute-580 && cd /root" in finding.fix[0].note
+    assert "apt remove libnvidia-compute-580 && cd /root" in finding.fixes[0].note
     assert not finding.reboot
 
 
@@ -328,7 +328,7 @@ def diagnosed(request):
 @pytest.mark.full
 def test_no_offered_command_contradicts_its_machine(diagnosed):
     node, result = diagnosed
-    offered = [(finding.id, fix.command) for finding in result.data.findings for fix in finding.fix]
+    offered = [(finding.id, fix.command) for finding in result.data.findings for fix in finding.fixes]
     mistakes = [
         (check, command, mistake)
         for check, command in offered
@@ -345,27 +345,29 @@ def test_page_has_one_first_step(diagnosed):
     lines = [line for block in result.blocks for line in plain_lines(block)]
     by_id = {finding.id: finding for finding in result.data.findings}
     chosen = by_id.get(result.data.first)
-    root = ", as root" if chosen is not None and chosen.fix[0].needs_root else ""
-    label = "Look" if chosen is not None and chosen.fix[0].look else "Fix"
+    root = ", as root" if chosen is not None and chosen.fixes[0].needs_root else ""
+    label = "Look" if chosen is not None and chosen.fixes[0].look else "Fix"
     first = [f"{label} first{root}: {chosen.id}"] if chosen is not None else []
-    if chosen is not None and chosen.fix[0].command == ON_HOST:
+    if chosen is not None and chosen.fixes[0].command == ON_HOST:
         first = []
         assert lines[-1] == "This is a container. Run gpunode doctor on its host."
     assert [line for line in lines if line.startswith(("Fix first", "Look first"))] == first
     assert not [line for line in lines if line.startswith("Safe to reboot? No") and "first" in line]
     printed = [line.removeprefix("  Fix: ").removeprefix("  Look: ") for line in lines]
     printed = [re.sub(r"^  \d\. ", "", line).strip() for line in printed]
-    commands = {fix.command for finding in by_id.values() for fix in finding.fix[:1]} - {"gpunode doctor"}
+    commands = {fix.command for finding in by_id.values() for fix in finding.fixes[:1]} - {"gpunode doctor"}
     assert all(printed.count(command) <= 1 for command in commands)
     if chosen is not None and first:
-        assert chosen.fix[0].command in printed[lines.index(first[0]) :]
+        assert chosen.fixes[0].command in printed[lines.index(first[0]) :]
     assert [line for line in lines if line.startswith(("SKIP ", "WAIT ")) and len(line) > 80] == []
 
     for finding in by_id.values():
-        assert all(bool(fix.change) == ("EDITOR" in fix.command) for fix in finding.fix), finding.id
-        assert all(bool(fix.effect) == (fix.disruptive != "none") for fix in finding.fix), finding.id
-        assert all(fix.note and fix.disruptive == "none" and not fix.safe for fix in finding.fix if fix.look)
-    if chosen is not None and chosen.fix[0].command == "reboot":
+        assert all(bool(fix.change) == ("EDITOR" in fix.command) for fix in finding.fixes), finding.id
+        assert all(bool(fix.effect) == (fix.disruptive != "none") for fix in finding.fixes), finding.id
+        assert all(
+            fix.note and fix.disruptive == "none" and not fix.safe for fix in finding.fixes if fix.look
+        )
+    if chosen is not None and chosen.fixes[0].command == "reboot":
         assert not result.data.reboot.findings
 
 
@@ -457,7 +459,7 @@ FIRST = {
 def test_first_command_works_on_this_system(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     (finding,) = [one for one in result.data.findings if one.id == result.data.first]
-    assert finding.fix[0].command == FIRST[name]
+    assert finding.fixes[0].command == FIRST[name]
 
 
 # by machine, what a user has to know beside the first command: its effect and note, on this node
@@ -512,13 +514,13 @@ BESIDE = {
 def test_first_command_says_what_it_disturbs_and_what_follows(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress(), questions=Questions(**options(name)))
     (finding,) = [one for one in result.data.findings if one.id == result.data.first]
-    assert (finding.fix[0].effect, finding.fix[0].note) == BESIDE[name]
+    assert (finding.fixes[0].effect, finding.fixes[0].note) == BESIDE[name]
 
 
 def test_firmware_of_working_gpus_is_restored_without_a_reboot(tmp_path):
     result = doctor.run(recorded_host("gsp-firmware-gone", tmp_path), SilentProgress())
     (finding,) = [one for one in result.data.findings if one.id == "gsp-firmware"]
-    assert [fix.disruptive for fix in finding.fix] == ["none"]
+    assert [fix.disruptive for fix in finding.fixes] == ["none"]
 
 
 def test_a_stopped_containerd_is_explained_as_such(tmp_path):
@@ -548,8 +550,8 @@ def test_the_strategy_of_gpunodes_plugin_is_set_where_it_was(arguments, unit, co
         del spec["files"]["/usr/lib/systemd/system/gpunode-device-plugin.service"]
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
     (finding,) = [one for one in run_checks(node) if one.id == "mig-strategy-mismatch"]
-    assert finding.fix[0].command == command
-    assert finding.fix[0].look is not unit
+    assert finding.fixes[0].command == command
+    assert finding.fixes[0].look is not unit
 
 
 @pytest.mark.parametrize("name", ["bottlerocket-variant-without-nvidia", "talos-modules-not-listed"])
@@ -557,7 +559,7 @@ def test_guide_is_not_followed_as_root(name, tmp_path):
     result = doctor.run(recorded_host(name, tmp_path), SilentProgress())
     lines = [line for block in result.blocks for line in plain_lines(block)]
     (chosen,) = [finding for finding in result.data.findings if finding.id == result.data.first]
-    assert chosen.fix[0].command.startswith("follow https://")
+    assert chosen.fixes[0].command.startswith("follow https://")
     assert f"Fix first: {chosen.id}" in lines
 
 

@@ -222,7 +222,7 @@ def test_persistence_daemon_of_ubuntu_matches_the_driver_branch(tmp_path):
             "Package: nvidia-utils-580-server\nStatus: install ok installed\nVersion: 580.159.03-0ubuntu1\n\n"
         )
 
-    fix = judged("persistence-off", change, tmp_path, "persistence-off").fix[0]
+    fix = judged("persistence-off", change, tmp_path, "persistence-off").fixes[0]
     assert fix.command.startswith("apt install nvidia-compute-utils-580-server && systemctl enable")
 
 
@@ -246,7 +246,7 @@ def test_persistence_daemon_is_installed_from_the_drivers_source(name, change, i
         for key in [key for key in commands if key.startswith("systemctl show")]:
             del commands[key]
 
-    fix = judged(name, without_the_daemon, tmp_path, "persistence-off").fix[0]
+    fix = judged(name, without_the_daemon, tmp_path, "persistence-off").fixes[0]
     assert install in fix.command
 
 

@@ -66,7 +66,7 @@ def test_operator_driver_log_is_evidence_and_the_fix_is_no_package(name, tmp_pat
     assert len(bad) == 1
     sources = [one.source for one in bad[0].evidence]
     (log,) = (one for one in sources if "/nvidia-driver-ctr/" in one)
-    assert bad[0].fix[0].command == f"tail -n 50 {log}"
+    assert bad[0].fixes[0].command == f"tail -n 50 {log}"
 
 
 def test_init_container_of_the_operators_driver_is_quoted(tmp_path):

@@ -113,7 +113,7 @@ def test_expected_gpu_count_depends_on_the_resource(resources, status, tmp_path)
 def test_devices_of_another_node_are_named(tmp_path):
     found = judge("allocatable-zero", offered({"nvidia.com/gpu": ["GPU-x::0", "GPU-x::1"]}), tmp_path)
     assert "devices of nvidia.com/gpu that are not this node's GPUs" in found.summary
-    assert found.fix[0].command == "gpunode plugin status"
+    assert found.fixes[0].command == "gpunode plugin status"
     assert ["GPU-x::0" in one.value for one in found.evidence] == [True, False]
 
 
@@ -123,7 +123,7 @@ def test_gpunodes_own_plugin_is_restarted_as_a_service(tmp_path):
         spec = machine(name)
         spec["files"][unit] = "[Service]\nExecStart=/usr/bin/gpunode plugin serve\n"
         found = judge(name, spec, tmp_path / str(number))
-        assert found.fix[0].command == "systemctl restart gpunode-device-plugin"
+        assert found.fixes[0].command == "systemctl restart gpunode-device-plugin"
 
 
 def test_plugin_limited_to_some_gpus_offers_only_those(tmp_path):
@@ -143,13 +143,13 @@ def test_plugin_that_registered_later_sees_its_gpus(tmp_path):
 def test_runtime_class_is_the_fix_if_it_is_missing_in_the_pod(tmp_path):
     found = judge("plugin-cannot-see-nvml", machine("plugin-cannot-see-nvml"), tmp_path / "default")
     assert (
-        "runtimeClassName" in found.fix[0].command
-        and "nvidia-device-plugin-daemonset" in found.fix[0].command
+        "runtimeClassName" in found.fixes[0].command
+        and "nvidia-device-plugin-daemonset" in found.fixes[0].command
     )
     spec = machine("plugin-cannot-see-nvml")
     spec["recording"]["daemons"]["/run/containerd/containerd.sock"]["containers"][0]["handler"] = "nvidia"
     found = judge("plugin-cannot-see-nvml", spec, tmp_path / "nvidia")
-    assert found.fix[0].command.startswith("crictl pods --state ready --name nvidia-device-plugin | awk ")
+    assert found.fixes[0].command.startswith("crictl pods --state ready --name nvidia-device-plugin | awk ")
 
 
 @pytest.mark.parametrize("strategies", ["cdi-cri,envvar", "envvar", "cdi-annotations"])
@@ -248,7 +248,7 @@ def test_k3s_template_files_that_are_read(templates, status, tmp_path):
     spec["files"] |= {f"{K3S}/{name}": text for name, text in templates.items()}
     verdict = judge("k3s-wrong-template", spec, tmp_path)
     assert verdict.status.value == status
-    assert status == "pass" or verdict.fix[0].command == "gpunode configure-runtime --runtime k3s"
+    assert status == "pass" or verdict.fixes[0].command == "gpunode configure-runtime --runtime k3s"
 
 
 def test_containerd_1_ignores_the_v3_template(tmp_path):
@@ -256,7 +256,7 @@ def test_containerd_1_ignores_the_v3_template(tmp_path):
     spec["files"][f"{K3S}/config-v3.toml.tmpl"] = "# runtimes.nvidia\n"
     spec["files"][f"{K3S}/config.toml"] = "version = 2\n"
     found = judge("k3s-wrong-template", spec, tmp_path)
-    assert found.status is FindingStatus.FAIL and "configure-runtime" in found.fix[0].command
+    assert found.status is FindingStatus.FAIL and "configure-runtime" in found.fixes[0].command
 
 
 def test_template_including_the_base_keeps_k3s_detection(tmp_path):

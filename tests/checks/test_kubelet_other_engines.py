@@ -83,7 +83,7 @@ def test_operator_toolkit_left_for_k3s_is_moved_before_the_restart(tmp_path):
     left["files"][path] = left["files"][path].replace("/usr/bin/nvidia", "/usr/local/nvidia/toolkit/nvidia")
     found = judge("operator-leftovers", left, tmp_path)
     assert found.status is FindingStatus.WARN
-    commands = [fix.command for fix in found.fix]
+    commands = [fix.command for fix in found.fixes]
     assert commands == ["mv /usr/local/nvidia/toolkit /usr/local/nvidia/toolkit.old && systemctl restart k3s"]
 
 
@@ -91,7 +91,7 @@ def test_operator_plugin_gets_time_to_start(tmp_path):
     spec = offered({})
     spec["files"]["/var/log/pods/gpu-operator_nvidia-container-toolkit-daemonset-x_u/ctr/0.log"] = "x\n"
     found = judge("plugin-not-registered", spec, tmp_path)
-    assert found.status is FindingStatus.FAIL and found.fix[0].command.startswith("kubectl get pods")
+    assert found.status is FindingStatus.FAIL and found.fixes[0].command.startswith("kubectl get pods")
 
 
 def test_control_plane_without_ordinary_pods_needs_no_plugin(tmp_path):

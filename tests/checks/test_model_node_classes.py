@@ -99,7 +99,7 @@ def test_docker_without_systemd_in_wsl_is_started_by_its_init_script(tmp_path):
     spec["recording"]["sockets"].pop("/run/docker.sock")
     del spec["recording"]["daemons"]["/run/docker.sock"]
     findings = {one.id: one for one in run_checks(Node(Host(build_machine(spec, tmp_path), environ={})))}
-    (fix,) = findings["docker-not-running"].fix
+    (fix,) = findings["docker-not-running"].fixes
     assert fix.command == "service docker restart"
     assert fix.effect == "restarts Docker, which stops its containers unless live-restore is on"
 

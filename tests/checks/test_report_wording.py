@@ -66,7 +66,7 @@ def test_effect_of_a_fix_names_what_it_disturbs(fix, prefix):
 )
 def test_effect_of_a_fix_on_a_recorded_machine(name, effect, tmp_path):
     findings = doctor.run(recorded_host(name, tmp_path), SilentProgress()).data.findings
-    (fix,) = [fix for finding in findings for fix in finding.fix if fix.effect]
+    (fix,) = [fix for finding in findings for fix in finding.fixes if fix.effect]
     assert fix.effect.startswith(effect)
 
 
@@ -152,7 +152,7 @@ def test_dockers_own_report_says_whether_a_restart_stops_containers(info, effect
     answer.update(info)
     result = doctor.run(Host(build_machine(spec, tmp_path / "machine"), environ={}), SilentProgress())
     (finding,) = [one for one in result.data.findings if one.id == "docker-runtime-missing"]
-    assert finding.fix[0].effect == f"restarts Docker, which {effect}"
+    assert finding.fixes[0].effect == f"restarts Docker, which {effect}"
 
 
 def test_a_command_that_only_shows_the_cause_is_not_called_a_fix(tmp_path):
@@ -534,7 +534,7 @@ def test_a_failed_build_says_which_kernel_not_to_boot(tmp_path):
     spec["files"][f"/lib/modules/{older}/modules.dep"] = "extra/nvidia/nvidia.ko.xz:\n"
     spec["files"][f"/lib/modules/{older}/vmlinuz"] = ""
     findings = doctor.run(Host(build_machine(spec, tmp_path), environ={}), SilentProgress()).data.findings
-    (fix, _) = next(one.fix for one in findings if one.id == "kernel-unsupported")
+    (fix, _) = next(one.fixes for one in findings if one.id == "kernel-unsupported")
     text, command = fix.note.split("\n")
     assert text.startswith(
         "If this fails or prints no version, don't reboot into kernel 6.17.8-300.fc43.x86_64"

@@ -218,7 +218,7 @@ def test_ignored_check_that_crashed_hides_no_finding(tmp_path, monkeypatch):
 
 def test_no_command_is_wrapped(tmp_path):
     result = report(recorded_host("secureboot-unsigned", tmp_path))
-    commands = [fix.command for finding in result.data.findings for fix in finding.fix]
+    commands = [fix.command for finding in result.data.findings for fix in finding.fixes]
     assert commands[1:] == ["reboot"]
     shown = [block for block in result.blocks if isinstance(block, Text) and commands[0] in block.text]
     assert len(shown) == 1

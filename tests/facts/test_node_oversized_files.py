@@ -87,7 +87,7 @@ def test_any_oversized_file_is_one_finding_with_its_name(tmp_path: Path, name: s
         assert all(one.summary == f"can't read {path}: {one.summary.rpartition(': ')[2]}" for one in errors)
         assert all(one.blocked_by in {each.id for each in bad} for one in findings if one.blocked_by), path
         assert all(path in f"{one.summary} {one.evidence}" for one in bad), (path, bad)
-        assert all("can't" not in fix.command for one in bad for fix in one.fix), (path, bad)
+        assert all("can't" not in fix.command for one in bad for fix in one.fixes), (path, bad)
 
 
 def test_reads_stop_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
