@@ -45,12 +45,13 @@ _ADMINS = (
     "/var/lib/k0s/pki/admin.conf",
     "/var/snap/microk8s/current/credentials/client.config",
 )
+_SECONDS = 10.0  # for one piece of a response
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123 subdomain, as the server accepts it
 
 
 @dataclass(frozen=True)
 class Access:
-    """The options that name an API server. `timeout`: seconds for one piece of a response.
+    """The options that name an API server.
 
     `pods`: the command creates pods. A kubelet's account may create only mirrors of its static pods
     (Kubernetes, NodeRestriction), so no hint offers it.
@@ -59,7 +60,6 @@ class Access:
     kubeconfig: str = ""
     context: str = ""
     server: str = ""
-    timeout: float = 10.0
     pods: bool = False
 
 
@@ -101,7 +101,7 @@ def connect(host: Host, access: Access) -> Cluster:
     own = client_certificate(host, connection.user)
     proxy = connection.proxy or proxy_for(connection.cluster.server, host.environ)
     connection = replace(connection, proxy=proxy, node=own.node if own is not None else "")
-    return Cluster(host, connection, access.timeout)
+    return Cluster(host, connection, _SECONDS)
 
 
 def find(host: Host, access: Access) -> Connection:

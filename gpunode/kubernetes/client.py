@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache
 from itertools import islice
@@ -495,20 +495,12 @@ class _Limits:
         return data
 
 
-class _LimitedBackend(httpcore2.NetworkBackend):
+class _LimitedBackend(httpcore2.SyncBackend):
     def __init__(self, limits: _Limits) -> None:
-        self._backend, self._limits = httpcore2.SyncBackend(), limits
+        self._limits = limits
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.NetworkStream:
-        stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
-        return _LimitedStream(stream, self._limits)
+    def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
+        return _LimitedStream(super().connect_tcp(*arguments, **options), self._limits)
 
 
 class _LimitedStream(httpcore2.NetworkStream):
@@ -527,7 +519,5 @@ class _LimitedStream(httpcore2.NetworkStream):
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
-    def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore2.NetworkStream:
-        return _LimitedStream(self._stream.start_tls(ssl_context, server_hostname, timeout), self._limits)
+    def start_tls(self, *arguments: Any, **options: Any) -> httpcore2.NetworkStream:
+        return _LimitedStream(self._stream.start_tls(*arguments, **options), self._limits)

@@ -27,6 +27,7 @@ from gpunode.packages.manager import (
 
 # The common part of dnf and zypper: rpm's database, and its order of versions (rpm-version(7)).
 
+RPM_LOCKS = ("/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
 _RPM_ASK_SECONDS = 30.0
 _PART = re.compile(r"[0-9]+|[a-zA-Z]+|[~^]")
 
@@ -170,11 +171,7 @@ class Dnf(Rpm):
 
         Where dnf records its process itself, it also waits itself and prints its own message.
         """
-        return (
-            "/var/lib/rpm/.rpm.lock",
-            "/usr/lib/sysimage/rpm/.rpm.lock",
-            "/var/cache/dnf/metadata_lock.pid",
-        )
+        return (*RPM_LOCKS, "/var/cache/dnf/metadata_lock.pid")
 
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         """From rpm and ``repoquery``, which respects pins and modules."""

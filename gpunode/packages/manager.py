@@ -284,7 +284,7 @@ def run_command(
     *,
     wait_seconds: float = WAIT_SECONDS,
     whole: Callable[[Command], AbstractContextManager[None]] = lambda _: nullcontext(),
-) -> Completed:
+) -> None:
     """Run it to its end. It waits for another process's lock, with a message on stderr.
 
     The timeout is `wait_seconds`. `whole` keeps a command that changes packages from being interrupted.
@@ -300,7 +300,7 @@ def run_command(
                 done = host.run(command.argv, timeout=command.seconds, env=command.environ, watch=alive)
             failure = manager.explain(done)
             if failure is None:
-                return done
+                return
             if failure.trouble is not Trouble.LOCKED:
                 raise failed(command.name, failure)
             # a lock that wasn't found, or that another process took first

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.host.process import Completed
-from gpunode.packages.dnf import Rpm
+from gpunode.packages.dnf import RPM_LOCKS, Rpm
 from gpunode.packages.manager import (
     HINTS,
     Command,
@@ -54,7 +54,7 @@ class Zypper(Rpm):
     @property
     def lock_files(self) -> tuple[str, ...]:
         """zypp records its process in /run/zypp.pid and locks rpm's file while it writes."""
-        return ("/run/zypp.pid", "/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
+        return ("/run/zypp.pid", *RPM_LOCKS)
 
     def look(self, names: Sequence[str]) -> Mapping[str, PackageState]:
         argv = [*_QUIET, "--no-refresh", "--xmlout", "search", "--details", "--match-exact", "-t", "package"]
