@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
@@ -45,54 +44,44 @@ def state(finding: Mapping[str, Any]) -> str:
     return "waits" if finding["blockedBy"] else str(finding["status"])
 
 
+_Data = Mapping[str, Any]
 _MOODS = {"fail": "bad", "warn": "warn", "ok": "good"}  # classes in doctor.css
 
 
-@dataclass(frozen=True)
-class Report:
-    """The envelope's data, for the sections."""
-
-    data: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.data["node"]["name"] or "This node"
-
-    @property
-    def findings(self) -> Sequence[Mapping[str, Any]]:
-        findings: Sequence[Mapping[str, Any]] = self.data["findings"]
-        return findings
-
-    def having(self, *states: str) -> tuple[Mapping[str, Any], ...]:
-        """Findings in one of these states, the worst state first."""
-        return tuple(finding for desired in states for finding in self.findings if state(finding) == desired)
+def _having(data: _Data, *states: str) -> tuple[_Data, ...]:
+    """Findings in one of these states, the worst state first."""
+    return tuple(finding for desired in states for finding in data["findings"] if state(finding) == desired)
 
 
-def body(report: Report) -> Iterator[str]:
+def _name(data: _Data) -> str:
+    return data["node"]["name"] or "This node"
+
+
+def body(data: _Data) -> Iterator[str]:
     """Header, what to do first, reboot, filters, problems, every check, footer."""
-    yield from _header(report)
+    yield from _header(data)
     yield '<main id="main">'
     yield '<div class="cards">'
-    yield from _first(report)
-    yield from _reboot(report)
+    yield from _first(data)
+    yield from _reboot(data)
     yield "</div>"
-    yield from _filters(report)
-    yield from _problems(report)
-    yield from _notes(report)
-    yield from _layers(report)
+    yield from _filters(data)
+    yield from _problems(data)
+    yield from _notes(data)
+    yield from _layers(data)
     yield "</main>"
-    yield from _footer(report)
+    yield from _footer(data)
 
 
-def _header(report: Report) -> Iterator[str]:
-    node = report.data["node"]
-    when = datetime.fromtimestamp(report.data["at"], timezone.utc)
+def _header(data: _Data) -> Iterator[str]:
+    node = data["node"]
+    when = datetime.fromtimestamp(data["at"], timezone.utc)
     yield '<a class="jump" href="#main">Skip to the findings</a>'
-    yield f'<header class="top {_MOODS[report.data["headline"]["status"]]}">'
+    yield f'<header class="top {_MOODS[data["headline"]["status"]]}">'
     yield f'<p class="where">gpunode doctor · <time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">'
     yield f"{when:%Y-%m-%d %H:%M} UTC</time></p>"
-    yield f"<h1>{escaped(report.name)}</h1>"
-    yield f'<p class="verdict">{escaped(report.data["headline"]["text"])}</p>'
+    yield f"<h1>{escaped(_name(data))}</h1>"
+    yield f'<p class="verdict">{escaped(data["headline"]["text"])}</p>'
     yield '<dl class="facts">'
     for term, value in _facts(node):
         if value:
@@ -111,31 +100,31 @@ def _facts(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "Node type", node["class"]
 
 
-def _first(report: Report) -> Iterator[str]:
+def _first(data: _Data) -> Iterator[str]:
     """The finding to fix first, with its steps, which the findings below don't repeat."""
-    cause = next((finding for finding in report.findings if finding["id"] == report.data["first"]), None)
+    cause = next((finding for finding in data["findings"] if finding["id"] == data["first"]), None)
     if cause is None:
         return
-    waiting = len(report.data["chains"].get(cause["id"], {}))
+    waiting = len(data["chains"].get(cause["id"], {}))
     yield f'<section class="card first {state(cause)}" aria-labelledby="first">'
     root = ", as root" if cause["fix"][0]["needsRoot"] else ""
     yield f'<h2 id="first">{_label(cause["fix"][0])} first{root}</h2>'
     yield f'<p><a href="#{escaped(cause["id"])}">{escaped(cause["id"])}</a>: {escaped(cause["summary"])}</p>'
-    for worst in report.data["order"][1:2]:  # a fix that goes before it is the first
-        if cause["id"] in report.data["reboot"]["before"].get(worst, ()):
+    for worst in data["order"][1:2]:  # a fix that goes before it is the first
+        if cause["id"] in data["reboot"]["before"].get(worst, ()):
             yield f"<p>Before the reboot that {_link(worst)} needs:</p>"
-    yield from _steps(report, cause) if report.data["steps"] else _fixes(report, cause, {})
+    yield from _steps(data, cause) if data["steps"] else _fixes(data, cause, {})
     if waiting:
         verb = "waits" if waiting == 1 else "wait"
         yield f'<p class="quiet">{many(waiting, "check")} {verb} for this.</p>'
     yield "</section>"
 
 
-def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
+def _steps(data: _Data, cause: Mapping[str, Any]) -> Iterator[str]:
     if cause["fix"][0]["before"]:
         yield f"<p>{escaped(cause['fix'][0]['before'])}</p>"
     yield '<ol class="steps">'
-    for number, step in enumerate(report.data["steps"], 1):
+    for number, step in enumerate(data["steps"], 1):
         yield "<li>"
         yield from _change(step)
         if step["command"]:
@@ -147,8 +136,8 @@ def _steps(report: Report, cause: Mapping[str, Any]) -> Iterator[str]:
     yield "</ol>"
 
 
-def _reboot(report: Report) -> Iterator[str]:
-    verdict = report.data["reboot"]
+def _reboot(data: _Data) -> Iterator[str]:
+    verdict = data["reboot"]
     fixed_by_reboot = verdict.get("mends", ())
     left = (*verdict.get("unjudged", ()), *verdict.get("waiting", ()))
     if verdict["safe"] is None and not (fixed_by_reboot or left):
@@ -159,34 +148,34 @@ def _reboot(report: Report) -> Iterator[str]:
     if verdict["safe"] and not left:
         yield "<p>Yes: no check found a problem that a reboot would cause.</p>"
     elif not verdict["findings"]:
-        without = [finding for finding in report.findings if finding["id"] in left]
+        without = [finding for finding in data["findings"] if finding["id"] in left]
         reasons = {finding["skipped"] for finding in without}
         causes = {finding["blockedBy"] for finding in without if finding["blockedBy"]}
         yield f"<p>{escaped(undecided(len(left), reasons, causes, fixed_by_reboot))}.</p>"
     else:
         yield "<p>No, fix this before a reboot:</p><ul>"
-        for finding in report.findings:
+        for finding in data["findings"]:
             if finding["id"] in verdict["findings"]:
                 yield f'<li><a href="#{escaped(finding["id"])}">{escaped(finding["id"])}</a>: '
                 yield f"{escaped(finding['summary'])}</li>"
         yield "</ul>"
     if fixed_by_reboot:
         yield f'<p class="quiet">A reboot is the fix for {escaped(", ".join(fixed_by_reboot))}.</p>'
-    if ends := report.data["node"].get("rebootEnds"):
+    if ends := data["node"].get("rebootEnds"):
         yield f'<p class="quiet">A reboot ends {escaped(ends)}.</p>'
     yield "</section>"
 
 
-def _filters(report: Report) -> Iterator[str]:
+def _filters(data: _Data) -> Iterator[str]:
     """Hidden until the script has initialised them."""
-    layers = dict.fromkeys(finding["layer"] for finding in report.findings)
+    layers = dict.fromkeys(finding["layer"] for finding in data["findings"])
     yield '<form class="filters" id="filters" hidden><h2 class="unseen">Filter the checks</h2>'
     yield '<label class="text">Search <input type="search" id="text" autocomplete="off"></label>'
     yield '<label>Layer <select id="layer"><option value="">all</option>'
     yield from (f'<option value="{escaped(layer)}">{escaped(layer)}</option>' for layer in layers)
     yield '</select></label><fieldset><legend class="unseen">Status</legend>'
     for level in _ORDER:
-        number = len(report.having(level))
+        number = len(_having(data, level))
         if number:
             yield f'<label class="tick {level}"><input type="checkbox" name="state" value="{level}" checked>'
             yield f' {_WORDS[level]} <span class="count">{number}</span></label>'
@@ -194,21 +183,21 @@ def _filters(report: Report) -> Iterator[str]:
     yield '<output id="shown" aria-live="polite"></output></form>'
 
 
-def _problems(report: Report) -> Iterator[str]:
-    places = {name: place for place, name in enumerate(report.data.get("order", (report.data["first"],)))}
+def _problems(data: _Data) -> Iterator[str]:
+    places = {name: place for place, name in enumerate(data["order"])}
     problems = sorted(
-        report.having("fail", "error", "warn"), key=lambda finding: places.get(finding["id"], len(places))
+        _having(data, "fail", "error", "warn"), key=lambda finding: places.get(finding["id"], len(places))
     )
     if not problems:
         return
     yield '<section class="problems" aria-labelledby="found"><h2 id="found">Findings</h2>'
     commands: dict[str, str] = {}  # a command, and the finding that shows it
     for problem in problems:
-        yield from _problem(report, problem, commands)
+        yield from _problem(data, problem, commands)
     yield "</section>"
 
 
-def _problem(report: Report, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
+def _problem(data: _Data, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
     name = escaped(finding["id"])
     yield f'<article class="finding {state(finding)}" id="{name}" {_marks(finding)}>'
     yield f'<header><span class="badge">{_WORDS[state(finding)]}</span>'
@@ -219,13 +208,13 @@ def _problem(report: Report, finding: Mapping[str, Any], commands: dict[str, str
     yield from _evidence(finding)
     if finding["why"]:
         yield f"<p>{escaped(finding['why'])}</p>"
-    if finding["id"] == report.data["first"] and finding["fix"]:
+    if finding["id"] == data["first"] and finding["fix"]:
         commands[finding["fix"][0]["command"]] = finding["id"]
         label = _label(finding["fix"][0])
         yield f'<p>{label}: see <a href="#first">{label} first</a>.</p>'
     else:
-        yield from _fixes(report, finding, commands)
-    yield from _chain(report, finding["id"])
+        yield from _fixes(data, finding, commands)
+    yield from _chain(data, finding["id"])
     yield from _refs(finding)
     yield "</article>"
 
@@ -240,11 +229,11 @@ def _evidence(finding: Mapping[str, Any]) -> Iterator[str]:
     yield "</dl>"
 
 
-def _fixes(report: Report, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
+def _fixes(data: _Data, finding: Mapping[str, Any], commands: dict[str, str]) -> Iterator[str]:
     """The command, once on a page, and what it disrupts. A reboot after it is a step of its own."""
-    drain = ["drain this Kubernetes node"] if report.data["node"].get("kubernetes") else []
-    names = report.data["reboot"]["before"].get(finding["id"], ())
-    order = report.data["order"]
+    drain = ["drain this Kubernetes node"] if data["node"].get("kubernetes") else []
+    names = data["reboot"]["before"].get(finding["id"], ())
+    order = data["order"]
     above = order[: order.index(finding["id"])]
     before = [f"fix {_link(name)}" for name in names if name not in above]
     reboots_last = len(finding["fix"]) > 1
@@ -302,26 +291,26 @@ def _label(fix: Mapping[str, Any]) -> str:
     return "Look" if fix["look"] else "Fix"
 
 
-def _chain(report: Report, cause: str) -> Iterator[str]:
+def _chain(data: _Data, cause: str) -> Iterator[str]:
     """Checks that wait for this one, each below its nearest blocker."""
-    parents: Mapping[str, str] = report.data["chains"].get(cause, {})
+    parents: Mapping[str, str] = data["chains"].get(cause, {})
     if not parents:
         return
     number = len(parents)
     yield f'<details class="chain"><summary>{many(number, "check")} '
     yield f"{'waits' if number == 1 else 'wait'} for this</summary>"
-    yield from _below(report, cause, parents)
+    yield from _below(data, cause, parents)
     yield "</details>"
 
 
-def _below(report: Report, parent: str, parents: Mapping[str, str]) -> Iterator[str]:
+def _below(data: _Data, parent: str, parents: Mapping[str, str]) -> Iterator[str]:
     here = [child for child, above in parents.items() if above == parent]
     if here:
-        titles = {finding["id"]: finding["title"] for finding in report.findings}
+        titles = {finding["id"]: finding["title"] for finding in data["findings"]}
         yield "<ul>"
         for identifier in here:
             yield f"<li><code>{escaped(identifier)}</code> {escaped(titles.get(identifier, ''))}"
-            yield from _below(report, identifier, parents)
+            yield from _below(data, identifier, parents)
             yield "</li>"
         yield "</ul>"
 
@@ -337,8 +326,8 @@ def _refs(finding: Mapping[str, Any]) -> Iterator[str]:
         yield f'<p class="refs">See also: {" · ".join(links)}</p>'
 
 
-def _notes(report: Report) -> Iterator[str]:
-    notes = report.having("note")
+def _notes(data: _Data) -> Iterator[str]:
+    notes = _having(data, "note")
     if not notes:
         return
     yield '<section aria-labelledby="notes"><h2 id="notes">Notes</h2><ul class="rows">'
@@ -349,12 +338,12 @@ def _notes(report: Report) -> Iterator[str]:
     yield "</ul></section>"
 
 
-def _layers(report: Report) -> Iterator[str]:
+def _layers(data: _Data) -> Iterator[str]:
     """All other findings, by layer; layers with a waiting check are open."""
-    rest = "All other checks" if report.having("fail", "error", "warn", "note") else "All checks"
+    rest = "All other checks" if _having(data, "fail", "error", "warn", "note") else "All checks"
     yield f'<section class="all" aria-labelledby="all"><h2 id="all">{rest}</h2>'
-    for layer in dict.fromkeys(finding["layer"] for finding in report.findings):
-        here = [finding for finding in report.having("waits", "pass", "skip") if finding["layer"] == layer]
+    for layer in dict.fromkeys(finding["layer"] for finding in data["findings"]):
+        here = [finding for finding in _having(data, "waits", "pass", "skip") if finding["layer"] == layer]
         if not here:
             continue
         passed = sum(state(finding) == "pass" for finding in here)
@@ -382,15 +371,15 @@ def _marks(finding: Mapping[str, Any]) -> str:
     return f'data-state="{state(finding)}" data-layer="{escaped(finding["layer"])}"'
 
 
-def _footer(report: Report) -> Iterator[str]:
+def _footer(data: _Data) -> Iterator[str]:
     yield "<footer>"
-    tables = report.data["tables"]
+    tables = data["tables"]
     if tables:
         oldest = max(table["ageDays"] for table in tables)
         yield f"<p>Based on {many(len(tables), 'reference table')}, the oldest of them "
         yield f"{many(oldest, 'day')} old: later releases and bulletins are unknown.</p>"
-    yield f"<p>gpunode {escaped(report.data['version'])} · {many(len(report.findings), 'check')} in "
-    yield f"{report.data['seconds']:.1f} s · this page loads and sends no data</p>"
+    yield f"<p>gpunode {escaped(data['version'])} · {many(len(data['findings']), 'check')} in "
+    yield f"{data['seconds']:.1f} s · this page loads and sends no data</p>"
     yield '<p><button type="button" class="copy" id="json" hidden>Copy the report as JSON</button></p>'
     yield "</footer>"
 
@@ -403,9 +392,9 @@ _POLICY = (
 
 def page(envelope: Mapping[str, Any]) -> str:
     """The whole document of a DoctorReport."""
-    report = Report(envelope["data"])
-    title = f"{report.name}: {report.data['headline']['text']}"
-    return document(title, body(report), envelope, _asset("doctor.js"))
+    data = envelope["data"]
+    title = f"{_name(data)}: {data['headline']['text']}"
+    return document(title, body(data), envelope, _asset("doctor.js"))
 
 
 def document(title: str, content: Iterable[str], envelope: Mapping[str, Any], script: str = "") -> str:
