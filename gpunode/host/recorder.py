@@ -10,7 +10,7 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -145,16 +145,8 @@ class RecordingHost(Host):
             self.heard("sockets", path, answer[0])
         return answer
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout: float = 30.0,
-        stdin: str | bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        watch: Callable[[str], None] | None = None,
-    ) -> Completed:
-        done = Host.run(self, argv, timeout=timeout, stdin=stdin, env=env, watch=watch)
+    def run(self, argv: Sequence[str], **options: Any) -> Completed:
+        done = Host.run(self, argv, **options)
         # queries of gpunode's own children have sections of their own; a missing program needs no entry
         if argv[0] != sys.executable and done.code != 127:
             answer: dict[str, Any] = {"code": done.code}
