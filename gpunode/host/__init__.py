@@ -427,12 +427,5 @@ class Host(ReadingHost):
         self.make_dirs(directory, mode=0o700)
         with explained(path, "lock"), self._held(directory) as place:
             descriptor = open_lock(place.existing(), name, directory)
-        try:
-            with exclusive_lock(descriptor, self.path(path), timeout):
-                yield
-        except TimeoutError as error:
-            raise PreconditionError(
-                f"another gpunode is changing this node ({error})",
-                hint="wait until it has finished, then run the command again",
-                code="locked",
-            ) from error
+        with exclusive_lock(descriptor, self.path(path), timeout):
+            yield

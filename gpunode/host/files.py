@@ -249,8 +249,8 @@ def open_lock(directory: int, name: str, path: str) -> int:
 
 @contextmanager
 def exclusive_lock(descriptor: int, path: Path, timeout: float) -> Iterator[None]:
-    """flock(2) on a descriptor of `path`, which is closed in the end; TimeoutError names the holder's pid if
-    the file holds that of a live process."""
+    """flock(2) on a descriptor of `path`, which is closed in the end; `PreconditionError` names the holder's
+    pid if the file holds that of a live process."""
     try:
         deadline = time.monotonic() + timeout
         while True:
@@ -261,7 +261,12 @@ def exclusive_lock(descriptor: int, path: Path, timeout: float) -> Iterator[None
                 if time.monotonic() >= deadline:
                     holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
                     alive = holder.isdecimal() and Path("/proc", holder).exists()
-                    raise TimeoutError(f"{f'pid {holder}, ' if alive else ''}lock {path}") from None
+                    known = f"pid {holder}, " if alive else ""
+                    raise PreconditionError(
+                        f"another gpunode is changing this node ({known}lock {path})",
+                        hint="wait until it has finished, then run the command again",
+                        code="locked",
+                    ) from None
                 time.sleep(0.05)
         with suppress(OSError):  # on a full disk the next process can't name the pid that it waits for
             os.ftruncate(descriptor, 0)
