@@ -6,6 +6,7 @@ vector-add is computed on the CPU), the daemons' restarts and the kubelet; the t
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import typer
 
+from gpunode.commands import configure_runtime, doctor, gpus, verify
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import load_config
@@ -23,8 +25,9 @@ from gpunode.facts.libraries import CachedLibrary, build_ld_cache
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
-from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import plain
+from gpunode.runtime.engine import Request
 
 # A whole machine in one JSON object, and the function that writes it as a directory for ``--root``.
 #
@@ -68,9 +71,6 @@ def _make(directory: Path, created: set[Path]) -> None:
 
 def contents(spec: Mapping[str, Any]) -> dict[str, bytes]:
     """Every regular file of the machine, including those made from the other sections."""
-    import base64
-    import json
-
     files = {path: text.encode("utf-8", "surrogateescape") for path, text in spec.get("files", {}).items()}
     files |= {path: base64.b64decode(text, validate=True) for path, text in spec.get("binary", {}).items()}
     libraries = spec.get("libraries", {})
@@ -97,7 +97,7 @@ def _inside(root: Path, path: str, links: Collection[Path] = ()) -> Path:
 
 # The demo's machine: 8 x H100, Debian 12, docker and containerd as their packages leave them, a kubelet.
 #
-# It is a recorded machine like any other (docs/recorded-machines.md), only written manually. `Daemons`
+# It is a recorded machine like any other (docs/recorded-machines.md), only written manually. `restart`
 # replaces the two engines when they are reloaded: no daemon listens on a recorded socket.
 
 DRIVER = "580.173.02"
@@ -114,8 +114,8 @@ def build_demo_node(root: Path) -> Host:
     """Write the machine below `root`, a new directory, and return a host for it."""
     build_machine(machine(), root)
     host = _exported(root)
-    Daemons(host).restart("docker")
-    Daemons(host).restart("containerd")
+    restart(host, "docker")
+    restart(host, "containerd")
     return _exported(root)
 
 
@@ -255,43 +255,33 @@ def _recording() -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Daemons:
-    """Simulates the two engines: reads the file as each would and records what it would answer then."""
+def restart(host: Host, engine: str) -> None:
+    """What `systemctl restart` of the engine does on this node: it reads its file, and the recording gets
+    what it would answer then."""
+    answers = {"docker": (DOCKER_SOCKET, _docker), "containerd": (CONTAINERD_SOCKET, _containerd)}
+    socket, answer = answers[engine]
+    path = "/" + RECORDING
+    recording = json.loads(host.read_text(path) or "{}")
+    recording["daemons"][socket] = answer(host)
+    host.write_atomic(path, json.dumps(recording, indent=1).encode())
 
-    host: Host
 
-    def restart(self, engine: str) -> None:
-        """What `systemctl restart` of the engine does on this node."""
-        answers = {
-            "docker": (DOCKER_SOCKET, self._docker),
-            "containerd": (CONTAINERD_SOCKET, self._containerd),
-        }
-        socket, answer = answers[engine]
-        path = "/" + RECORDING
-        recording = json.loads(self.host.read_text(path) or "{}")
-        recording["daemons"][socket] = answer()
-        self.host.write_atomic(path, json.dumps(recording, indent=1).encode())
+def _docker(host: Host) -> dict[str, Any]:
+    path = "/etc/docker/daemon.json"
+    config = parse_daemon_json(host.read_text(path) or "", path)
+    runtimes = {"runc": {"path": "runc"}, **config.get("runtimes", {})}
+    default = config.get("default-runtime", "runc")
+    info = {"Runtimes": runtimes, "DefaultRuntime": default, "CgroupDriver": "cgroupfs"}
+    idle = {"ContainersRunning": 0, "LiveRestoreEnabled": False}
+    return {"info": {**info, **idle}, "version": {"Version": "20.10.24", "ApiVersion": "1.41"}}
 
-    def _docker(self) -> dict[str, Any]:
-        path = "/etc/docker/daemon.json"
-        config = parse_daemon_json(self.host.read_text(path) or "", path)
-        runtimes = {"runc": {"path": "runc"}, **config.get("runtimes", {})}
-        default = config.get("default-runtime", "runc")
-        info = {"Runtimes": runtimes, "DefaultRuntime": default, "CgroupDriver": "cgroupfs"}
-        idle = {"ContainersRunning": 0, "LiveRestoreEnabled": False}
-        return {"info": {**info, **idle}, "version": {"Version": "20.10.24", "ApiVersion": "1.41"}}
 
-    def _containerd(self) -> dict[str, Any]:
-        loaded = load_config(self.host, "/etc/containerd/config.toml", (1, 6, 20))
-        runtimes = {"runc": {"options": {"SystemdCgroup": False}}, **loaded.runtimes}
-        config = {"containerd": {"runtimes": runtimes, "defaultRuntimeName": loaded.default_runtime}}
-        status = {
-            "handlers": sorted(runtimes),
-            "defaultHandler": loaded.default_runtime,
-            "config": config,
-        }
-        return {"status": status, "version": ["containerd", "1.6.20~ds1"]}
+def _containerd(host: Host) -> dict[str, Any]:
+    loaded = load_config(host, "/etc/containerd/config.toml", (1, 6, 20))
+    runtimes = {"runc": {"options": {"SystemdCgroup": False}}, **loaded.runtimes}
+    config = {"containerd": {"runtimes": runtimes, "defaultRuntimeName": loaded.default_runtime}}
+    status = {"handlers": sorted(runtimes), "defaultHandler": loaded.default_runtime, "config": config}
+    return {"status": status, "version": ["containerd", "1.6.20~ds1"]}
 
 
 _CONTAINERD_CONFIG = """\
@@ -340,70 +330,26 @@ class Transcript:
         except GpunodeError as error:
             result = Result("Error", status="error", exit_code=error.exit_code, errors=(error.info(),))
         self.steps.append(Step(command, int(result.exit_code)))
-        errors = [Text(line, Style.BAD) for info in result.errors for line in _error_lines(info)]
-        self.blocks.extend([Text(f"$ {command}", Style.COMMAND), *result.blocks, *errors, Text("")])
+        self.blocks.extend([Text(f"$ {command}", Style.COMMAND), *result.blocks])
+        for info in result.errors:
+            self.blocks.append(Text(f"error: {info.message}", Style.BAD))
+            self.blocks.extend([Text(f"hint: {info.hint}", Style.BAD)] if info.hint else [])
+        self.blocks.append(Text(""))
         return result
 
 
-def _error_lines(info: ErrorInfo) -> list[str]:
-    return [f"error: {info.message}", *([f"hint: {info.hint}"] if info.hint else [])]
-
-
-def run(host: Host, progress: Progress) -> Result:
-    """Run every step in a temporary directory; exit 1 if a result isn't the expected one."""
-    with host.temporary_directory() as directory:
-        root = directory / "node"
-        node = build_demo_node(root)
-        transcript = Transcript()
-        transcript.blocks.append(Text(f"$ export GPUNODE_ROOT={root}", Style.COMMAND))
-        transcript.blocks.append(
-            Text("# a simulated node: 8 x H100, the driver installed, nothing configured; deleted at the end")
-        )
-        transcript.blocks.append(Text(""))
-        _doctor(transcript, node, progress)
-        for engine, verb in (("containerd", "restart"), ("docker", "reload")):
-            _configure(transcript, node, engine, verb, progress)
-        node = _exported(root)
-        healthy = _doctor(transcript, node, progress)
-        _gpus(transcript, node, progress)
-        verified = _verify(transcript, node, progress)
-        allocatable = _plugin(transcript, node)
-        return _report(transcript, allocatable, healthy.exit_code == verified.exit_code == ExitCode.OK)
-
-
-def _doctor(transcript: Transcript, node: Host, progress: Progress) -> Result:
-    from gpunode.commands import doctor
-
-    return transcript.type("gpunode doctor", lambda: doctor.run(node, progress))
-
-
-def _configure(transcript: Transcript, node: Host, engine: str, verb: str, progress: Progress) -> None:
-    from gpunode.commands import configure_runtime
-    from gpunode.runtime.engine import Request
-
+def _configure(transcript: Transcript, node: Host, engine: str, action: str, progress: Progress) -> None:
     request = Request(runtimes=(engine,), configures=True)
     transcript.type(
         f"gpunode configure-runtime --runtime {engine}",
         lambda: configure_runtime.run(node, request, progress),
     )
 
-    def restart() -> Result:
-        Daemons(node).restart(engine)
+    def read_again() -> Result:
+        restart(node, engine)
         return Result("Restart", blocks=(Text(f"# simulated: {engine} has read its configuration again"),))
 
-    transcript.type(f"systemctl {verb} {engine}", restart)
-
-
-def _gpus(transcript: Transcript, node: Host, progress: Progress) -> None:
-    from gpunode.commands import gpus
-
-    transcript.type("gpunode gpus", lambda: gpus.run(node, progress))
-
-
-def _verify(transcript: Transcript, node: Host, progress: Progress) -> Result:
-    from gpunode.commands import verify
-
-    return transcript.type("gpunode verify", lambda: verify.run(node, progress))
+    transcript.type(f"systemctl {action} {engine}", read_again)
 
 
 def _plugin(transcript: Transcript, node: Host) -> int:
@@ -485,4 +431,22 @@ demo_app = typer.Typer(rich_markup_mode=None)
 @verb(demo_app, "demo", "Demo")
 def demo(session: Session) -> Result:
     """Run the whole set-up on a simulated node. It needs no GPU, and this machine isn't changed."""
-    return run(session.host, session.progress)
+    progress = session.progress
+    with session.host.temporary_directory() as directory:
+        root = directory / "node"
+        node = build_demo_node(root)
+        transcript = Transcript()
+        transcript.blocks.append(Text(f"$ export GPUNODE_ROOT={root}", Style.COMMAND))
+        transcript.blocks.append(
+            Text("# a simulated node: 8 x H100, the driver installed, nothing configured; deleted at the end")
+        )
+        transcript.blocks.append(Text(""))
+        transcript.type("gpunode doctor", lambda: doctor.run(node, progress))
+        for engine, action in (("containerd", "restart"), ("docker", "reload")):
+            _configure(transcript, node, engine, action, progress)
+        configured = _exported(root)
+        healthy = transcript.type("gpunode doctor", lambda: doctor.run(configured, progress))
+        transcript.type("gpunode gpus", lambda: gpus.run(configured, progress))
+        verified = transcript.type("gpunode verify", lambda: verify.run(configured, progress))
+        allocatable = _plugin(transcript, configured)
+        return _report(transcript, allocatable, healthy.exit_code == verified.exit_code == ExitCode.OK)

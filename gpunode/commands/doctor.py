@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,37 +32,31 @@ from gpunode.checks.report import (
     reboot,
 )
 from gpunode.checks.runner import EVERY, Selection, run_checks
+from gpunode.commands import doctor_compare, doctor_fix
 from gpunode.commands.options import Strings, changed, check_ids
 from gpunode.commands.session import Session, verb
+from gpunode.commands.verify import in_container
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cuda import release_of
 from gpunode.facts.node import Node, Questions, Trial
 from gpunode.facts.tables import all_tables
 from gpunode.host import Host
+from gpunode.output.html import page
+from gpunode.output.prometheus import metrics
 from gpunode.output.render import ENVELOPES, Output, output_for
 from gpunode.output.result import ExitCode, Progress, Result
 from gpunode.output.typed import StrEnum
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+from gpunode.runtime.verify.container import ContainerRequest
 
 # What the doctor runs on the node with --deep; these leave nothing behind.
 
 _SECONDS = 15.0  # for the GPU alone; the image and the container take a few more
 
 
-def trials(progress: Progress) -> Mapping[str, Callable[[Host, str], Trial]]:
-    """By engine: a vector-add in a container, on the GPU with this UUID."""
-    return {"docker": partial(_in_container, "docker", progress)}
-
-
-def _in_container(engine: str, progress: Progress, host: Host, uuid: str) -> Trial:
-    from gpunode.commands.verify import in_container
-    from gpunode.runtime.verify.container import ContainerRequest
-
+def _in_docker(progress: Progress, host: Host, uuid: str) -> Trial:
+    """A vector-add in a container, on the GPU with this UUID."""
     try:
-        answer, via = in_container(host, ContainerRequest(engine, timeout=_SECONDS), (uuid,), progress)
+        answer, via = in_container(host, ContainerRequest("docker", timeout=_SECONDS), (uuid,), progress)
     except PreconditionError as error:
         return Trial(None, error.message)
     except GpunodeError as error:
@@ -157,7 +151,7 @@ def run(
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
         blocks=blocks(about, findings, explain, tables, selection),
-        documents={"html": _page, "prometheus": _metrics},
+        documents={"html": page, "prometheus": metrics},
     )
 
 
@@ -173,7 +167,17 @@ def node_of(host: Host, questions: Questions, progress: Progress) -> Node:
             hint="name a mounted host (--root /host), a recorded machine or a support bundle",
             code="not-a-machine",
         )
-    return Node(host, questions, trials(progress) if questions.deep else {})
+    return Node(host, questions, {"docker": partial(_in_docker, progress)} if questions.deep else {})
+
+
+def examine(
+    host: Host,
+    progress: Progress,
+    selection: Selection = EVERYTHING,
+    questions: Questions = NO_QUESTIONS,
+) -> tuple[Finding, ...]:
+    """The findings of the checks."""
+    return run_checks(node_of(host, questions, progress), selection)
 
 
 def _lacks(host: Host, directory: str) -> bool:
@@ -188,24 +192,6 @@ def _about(node: Node) -> NodeSummary:
     hang."""
     with Patience(node.host, _ABOUT_SECONDS) as patience:
         return describe(node, patience.call)
-
-
-def _page(envelope: dict[str, Any]) -> str:
-    from gpunode.output.html import page
-
-    return page(envelope)
-
-
-def _metrics(envelope: dict[str, Any]) -> str:
-    from gpunode.output.prometheus import metrics
-
-    return metrics(envelope)
-
-
-def refuse_no_release(cuda: str) -> None:
-    """`UsageError` for a value that isn't a CUDA release."""
-    if cuda and release_of(cuda) is None:
-        raise UsageError(f"--cuda {cuda}: not a CUDA release", hint="two numbers, such as 12.8")
 
 
 def selected(
@@ -257,25 +243,6 @@ def reference(now: float) -> tuple[TableAge, ...]:
     return tuple(
         TableAge(table.name, table.date, table.source, table.age_days(now)) for table in all_tables()
     )
-
-
-def run_fix(
-    host: Host,
-    progress: Progress,
-    selection: Selection = EVERYTHING,
-    questions: Questions = NO_QUESTIONS,
-    *,
-    strict: bool = False,
-    apply: bool = False,
-    allow: Collection[str] = (),
-) -> Result:
-    """The plan of `gpunode doctor --fix`; with `apply`, its safe fixes are carried out."""
-    from gpunode.commands import doctor_fix  # imported when called, as each command is
-
-    def examine() -> tuple[Finding, ...]:
-        return run_checks(node_of(host, questions, progress), selection)
-
-    return doctor_fix.run(host, examine, progress, strict=strict, apply=apply, allow=allow)
 
 
 # The command line of `gpunode doctor`.
@@ -405,23 +372,21 @@ def doctor(
     _check_output(session, output_file, compare=compare, fix=fix)
     if compare:
         _refuse_diagnosis_options(session.host, options)
-        from gpunode.commands import doctor_compare
-
         return _with_output_file(output_file, doctor_compare.run(checks or (), strict=options.strict))
     allowed = tuple(allow or ())
     if fixing := bool(fix or apply or allow):
-        from gpunode.commands import doctor_fix
-
         doctor_fix.refuse(fix, apply, allowed)
     _refuse_files(checks or ())
     ids = (*(checks or ()), *(options.only or ()))
     preflight = options.preflight.value if options.preflight else ""
     selection = selected(ids, options.skip or (), options.ignore or (), preflight)
-    refuse_no_release(options.cuda)
+    if options.cuda and release_of(options.cuda) is None:
+        raise UsageError(f"--cuda {options.cuda}: not a CUDA release", hint="two numbers, such as 12.8")
     questions = Questions(options.expect_gpus, options.cuda, options.image, options.deep)
     host, progress, strict = session.host, session.progress, options.strict
     if fixing:
-        return run_fix(host, progress, selection, questions, strict=strict, apply=apply, allow=allowed)
+        findings = partial(examine, host, progress, selection, questions)
+        return doctor_fix.run(host, findings, progress, strict=strict, apply=apply, allow=allowed)
     result = run(host, progress, selection, questions, strict=strict, explain=options.explain)
     return _with_output_file(output_file, result)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 from gpunode.host.documents import load
 from gpunode.output.result import Block, Cell, ExitCode, Result, Style, Table, Text, many, some_of
+from gpunode.output.typed import INTERNAL
 
 _BAD = ("fail", "error", "warn")
 _STYLES = {"fail": Style.BAD, "error": Style.BAD, "warn": Style.WARN, "pass": Style.GOOD}
@@ -27,17 +28,17 @@ _MOST_NAMES = 6  # on a line of the table; JSON has them all
 
 
 @dataclass(frozen=True)
-class Member:
-    """One node: its name (with the file's name where two are the same), and what is compared."""
+class ComparedNode:
+    """A report that was compared; `at` is in seconds since the epoch, `first` the finding to fix first."""
 
-    name: str
+    name: str  # with the file's name where two are the same
     file: str
     at: float
     status: str
-    aspects: Mapping[str, str]
-    findings: Mapping[str, str]
     first: str
-    faults: tuple[Mapping[str, Any], ...]
+    aspects: Mapping[str, str] = field(metadata=INTERNAL)
+    findings: Mapping[str, str] = field(metadata=INTERNAL)
+    faults: tuple[Mapping[str, Any], ...] = field(metadata=INTERNAL)
 
 
 @dataclass(frozen=True)
@@ -89,17 +90,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ComparedNode:
-    """A report that was compared; `at` is in seconds since the epoch, `first` the finding to fix first."""
-
-    name: str
-    file: str
-    at: float
-    status: str
-    first: str
-
-
-@dataclass(frozen=True)
 class DoctorComparison:
     """`data` of the envelope. `differences` are of driver, toolkit, engines, kernel, distribution and GPUs,
     `findings` the same by check id, where a value is a status. `common` are faults that every node has (id to
@@ -141,10 +131,7 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
     findings = tuple(_differing({member.name: _states_of(member, faulty_checks) for member in members}))
     common = _common(members)
     data = DoctorComparison(
-        tuple(
-            ComparedNode(member.name, member.file, member.at, member.status, member.first)
-            for member in members
-        ),
+        tuple(members),
         missing,
         tuple(_faults(members)),
         differences,
@@ -183,7 +170,7 @@ def _missing(file: str, report: Mapping[str, Any]) -> Missing:
     return Missing(name or Path(file).stem, file, _text(error.get("code")) or "failed", message)
 
 
-def _faults(members: Sequence[Member]) -> Iterator[Fault]:
+def _faults(members: Sequence[ComparedNode]) -> Iterator[Fault]:
     """Equal findings of all nodes, errors before warnings, then what most nodes have."""
     groups: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for member in members:
@@ -231,20 +218,20 @@ def _models(reports: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return model_names
 
 
-def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> Member:
+def _member(path: str, report: Mapping[str, Any], names: Mapping[str, str]) -> ComparedNode:
     """The report is untrusted input: a key that is missing or of another type means a malformed file."""
     try:
         data = report["data"]
         node = data["node"]
         at = data.get("at", 0)
-        return Member(
+        return ComparedNode(
             _text(node.get("name")),
             path,
             float(at) if isinstance(at, int | float) and 0 <= at < _LATEST else 0.0,
             _text(report["status"]),
+            _text(data.get("first")),
             dict(_aspects(node, _text(data.get("version")), names)),
             {_text(finding["id"]): _text(finding["status"]) for finding in data["findings"]},
-            _text(data.get("first")),
             tuple(finding for finding in data["findings"] if finding["status"] in _BAD),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -289,7 +276,7 @@ def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
     return ", ".join(texts) or "none"
 
 
-def _with_unique_names(members: Sequence[Member]) -> list[Member]:
+def _with_unique_names(members: Sequence[ComparedNode]) -> list[ComparedNode]:
     """Two nodes of one name, or without any, are distinguished by their files."""
     names = [member.name for member in members]
     return [
@@ -300,7 +287,7 @@ def _with_unique_names(members: Sequence[Member]) -> list[Member]:
     ]
 
 
-def _states_of(member: Member, checks: Sequence[str]) -> dict[str, str]:
+def _states_of(member: ComparedNode, checks: Sequence[str]) -> dict[str, str]:
     """The checks in which some node has a fault; a check that is missing in a report wasn't run there."""
     return {name: member.findings.get(name, "skip") for name in checks}
 
@@ -316,7 +303,7 @@ def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
             yield Difference(aspect, tuple(Group(value, tuple(names)) for value, names in groups))
 
 
-def _common(members: Sequence[Member]) -> dict[str, str]:
+def _common(members: Sequence[ComparedNode]) -> dict[str, str]:
     """Faults that every node has in the same way: id to status."""
     findings = members[0].findings if members else {}
     return {
@@ -326,7 +313,7 @@ def _common(members: Sequence[Member]) -> dict[str, str]:
     }
 
 
-def _same(members: Sequence[Member]) -> dict[str, str]:
+def _same(members: Sequence[ComparedNode]) -> dict[str, str]:
     """Aspects with one value everywhere."""
     aspects = members[0].aspects if members else {}
     return {
@@ -337,7 +324,7 @@ def _same(members: Sequence[Member]) -> dict[str, str]:
 
 
 def _blocks(
-    members: Sequence[Member],
+    members: Sequence[ComparedNode],
     missing: Sequence[Missing],
     differences: Sequence[Difference],
     findings: Sequence[Difference],
@@ -368,7 +355,7 @@ def _blocks(
         yield Table(("", ""), tuple(rows))
 
 
-def _domain(members: Sequence[Member]) -> str:
+def _domain(members: Sequence[ComparedNode]) -> str:
     """The common suffix of all names, from a dot on; empty if they share none. Printed once, not on every
     line."""
     if any(member.file in member.name for member in members):

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from gpunode.plugin.config.settings import Settings
     from gpunode.plugin.config.values import ConfigProblem
 
-
-__all__ = [
-    "OPTIONS",
-    "SERVING",
-    "Option",
-    "default_text",
-    "metavar",
-    "refuse_empty",
-    "refused",
-    "sources",
-    "value_text",
-    "with_go_words",
-]
 SERVING = tuple(option for option in OPTIONS if not option.part)
 """Those that have a flag where devices are served."""
 
@@ -157,8 +144,6 @@ class SettingsCommand(HelpCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         if self._settings is None:
-            from gpunode.plugin.config.options import metavar
-
             self._settings = [
                 SettingOption(row, metavar(row), row.default or default_text(row)) for row in self.rows()
             ]

@@ -16,10 +16,10 @@ from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
-from gpunode.errors import UsageError
 from gpunode.facts.node import Node, Questions
 from gpunode.gpu.model import Gpu
 from gpunode.host import Host
+from tests.cli import gpunode
 from tests.required import required
 from tests.silent import SilentProgress
 
@@ -232,8 +232,8 @@ def test_invalid_cuda_release_is_refused(release, tmp_path):
     if release.strip() == "12.8":
         assert doctor.run(host, SilentProgress(), questions=Questions(cuda=release)).exit_code == 0
     else:
-        with pytest.raises(UsageError, match="not a CUDA release"):
-            doctor.refuse_no_release(release)
+        ran = gpunode("--root", str(tmp_path), "doctor", f"--cuda={release}")
+        assert (ran.code, "not a CUDA release" in ran.err) == (2, True), ran.err
 
 
 @pytest.mark.parametrize(

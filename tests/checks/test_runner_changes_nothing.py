@@ -19,6 +19,7 @@ from gpunode.facts.node import Node
 from gpunode.gpu import probe
 from gpunode.host import Host
 from tests.checks import untouched
+from tests.cli import gpunode
 from tests.silent import SilentProgress
 
 MACHINES = (
@@ -64,7 +65,7 @@ def test_doctor_leaves_the_machine_unchanged(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
     before = state(host.root)
     doctor.run(host, SilentProgress())
-    doctor.run_fix(host, SilentProgress())
+    gpunode("--root", str(host.root), "doctor", "--fix")
     explain.run("dev-nodes-missing")
     assert state(host.root) == before
 

@@ -8,11 +8,9 @@ import pytest
 
 from fixtures.machines import recorded_host
 from gpunode.checks.catalogue import find_check
-from gpunode.commands import doctor
 from gpunode.errors import UsageError
 from tests.cli import gpunode
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
-from tests.silent import SilentProgress
 
 
 @pytest.mark.parametrize(
@@ -101,9 +99,9 @@ def test_unwritable_directory_is_named_before_the_node_is_examined():
 
 
 def test_strict_includes_warnings_of_a_fix_plan(tmp_path):
-    host = recorded_host("driver-cve", tmp_path)
-    for strict, code in ((False, 0), (True, 1)):
-        assert doctor.run_fix(host, SilentProgress(), strict=strict).exit_code == code
+    recorded_host("driver-cve", tmp_path)
+    for strict, code in (((), 0), (("--strict",), 1)):
+        assert gpunode("--root", str(tmp_path), "doctor", "--fix", *strict).code == code
 
 
 def test_fixes_are_in_the_order_of_the_page(tmp_path):
