@@ -29,7 +29,14 @@ from gpunode.cdi.locations import (
 )
 from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DriverRootOption, DryRunOption, Strings, one_of, refuse_both
+from gpunode.commands.options import (
+    DriverRootOption,
+    DryRunOption,
+    Strings,
+    one_of,
+    refuse_both,
+    refuse_unknown,
+)
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import DIRECTORIES, vendor_specs
@@ -328,11 +335,8 @@ _NO_EFFECT = ("disable-nvsandboxutils",)  # gpunode doesn't use that library
 def check(sources: Sources, form: Form) -> None:
     """`UsageError` for values that CDI or gpunode doesn't support; names follow CDI's own rules (its
     parser.go)."""
-    if sources.hooks not in HOOKS:
-        raise UsageError(f"unknown --hooks {sources.hooks!r}", hint=f"known: {', '.join(HOOKS)}")
-    for name in form.names:
-        if name not in STRATEGIES:
-            raise UsageError(f"unknown --device-name {name!r}", hint=f"known: {', '.join(STRATEGIES)}")
+    refuse_unknown("--hooks", [sources.hooks], HOOKS)
+    refuse_unknown("--device-name", form.names, STRATEGIES)
     for device in sources.device_ids:
         if not re.fullmatch(r"all|\d+(:\d+)?|(GPU|MIG)-.+", device, re.ASCII):
             raise UsageError(
@@ -434,8 +438,7 @@ def generate(
 def destination(output: str, form: str) -> tuple[str, str]:
     """Path (empty for stdout) and format. `UsageError` for names that engines wouldn't read."""
     path = "" if output == "-" else output
-    if form and form not in FORMATS:
-        raise UsageError(f"unknown --format {form!r}", hint=f"known: {', '.join(FORMATS)}")
+    refuse_unknown("--format", [form] if form else [], FORMATS)
     if not path:
         return "", form or "yaml"
     if path in ("table", "json", "yaml"):

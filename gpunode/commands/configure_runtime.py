@@ -33,6 +33,7 @@ from gpunode.commands.options import (
     SocketOption,
     YesOption,
     refuse_both,
+    refuse_unknown,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -78,9 +79,7 @@ def run(
     check_name(choice.name)
     if request.exit_code and not request.dry_run:
         raise UsageError("--exit-code only means something with --dry-run", hint="add --dry-run")
-    unknown = [variant for variant in choice.also if variant not in VARIANTS]
-    if unknown:
-        raise UsageError(f"unknown --also {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
+    refuse_unknown("--also", choice.also, VARIANTS)
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
         intents = [_intent(engine, *_desired(engine, choice)) for engine in engines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,9 @@ from gpunode import __version__
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
+from gpunode.host.bundle import report_in
 from gpunode.host.documents import load
+from gpunode.output.fleet import page
 from gpunode.output.result import Block, Cell, ExitCode, Result, Style, Table, Text, many, some_of
 from gpunode.output.typed import INTERNAL
 
@@ -147,14 +150,8 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
         status="warn" if differ else "ok",
         exit_code=ExitCode.FAILED if differ and strict else ExitCode.OK,
         blocks=tuple(_blocks(members, missing, differences, findings, common)),
-        documents={"html": _page},
+        documents={"html": page},
     )
-
-
-def _page(envelope: dict[str, Any]) -> str:
-    from gpunode.output.fleet import page
-
-    return page(envelope)
 
 
 def _failed(report: Mapping[str, Any]) -> bool:
@@ -403,8 +400,6 @@ def _saved(path: str) -> str:
     absolute_path = str(Path(path).absolute())
     try:
         if path.endswith((".tar.gz", ".tgz")):
-            from gpunode.host.bundle import report_in
-
             return report_in(Path(absolute_path)).decode("utf-8", "replace")
         content = Host(Path("/")).read_text(absolute_path)
     except GpunodeError as error:
@@ -429,8 +424,6 @@ def _envelope(path: str, text: str) -> dict[str, Any]:
 
 
 def _parsed(path: str, text: str) -> Any:
-    import json
-
     if not text.strip():
         raise ConfigError(f"{path} is not a report: the file is empty", hint=_MAKE_ONE)
     try:

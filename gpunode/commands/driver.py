@@ -18,6 +18,7 @@ from gpunode.commands.options import (
     LockOption,
     YesOption,
     one_of,
+    refuse_unknown,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -231,8 +232,7 @@ def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situa
 
 def check(wish: Wish) -> None:
     """Check branch, version, flavour and repository, each on its own and together."""
-    if wish.flavour not in ("", *FLAVOURS):
-        raise UsageError(f"unknown --flavour {wish.flavour!r}", hint=f"known: {', '.join(FLAVOURS)}")
+    refuse_unknown("--flavour", [wish.flavour] if wish.flavour else [], FLAVOURS)
     numbers = wish.version.split(".")
     if wish.version and not (set(wish.version) <= _NUMERALS and len(numbers) in (2, 3) and all(numbers)):
         if wish.version.isdecimal():

@@ -25,6 +25,7 @@ def run(host: Host, progress: Progress) -> Result:
         raise explain_failure(answer)
     inventory = answer.inventory
     broken = [gpu for gpu in inventory.gpus if gpu.error]
+    page = _blocks(inventory)
     if broken:
         error = ErrorInfo(
             "gpu-unreadable",
@@ -32,11 +33,11 @@ def run(host: Host, progress: Progress) -> Result:
             + "; ".join(f"GPU {gpu.index}: {gpu.error}" for gpu in broken),
             "gpunode doctor; dmesg | grep -i xid",
         )
-        return Result("GpuInventory", inventory, "fail", ExitCode.FAILED, (), (error,), _blocks(inventory))
+        return Result("GpuInventory", inventory, "fail", ExitCode.FAILED, (), (error,), page)
     if not inventory.gpus:
         message = "warning: no GPU was found; find out why: gpunode doctor"
-        return Result("GpuInventory", inventory, "warn", messages=(message,), blocks=_blocks(inventory))
-    return Result("GpuInventory", inventory, blocks=_blocks(inventory))
+        return Result("GpuInventory", inventory, "warn", messages=(message,), blocks=page)
+    return Result("GpuInventory", inventory, blocks=page)
 
 
 def explain_failure(answer: NvmlProbe) -> GpunodeError:

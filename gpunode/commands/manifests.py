@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gpunode import __version__
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DriverRootOption, Strings, one_of, resource_names
+from gpunode.commands.options import DriverRootOption, Strings, one_of, refuse_unknown, resource_names
+from gpunode.commands.plugin_options import refuse_empty, sources
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.facts.images import vector_add_image
@@ -32,10 +33,8 @@ from gpunode.kubernetes.manifests import (
 )
 from gpunode.output.result import Result, Style, Text
 from gpunode.output.typed import StrEnum
-
-if TYPE_CHECKING:
-    from gpunode.plugin.config.settings import Settings
-
+from gpunode.plugin.config.settings import Settings, resource_name_problem
+from gpunode.plugin.config.values import nearest
 
 VARIANTS = ("cdi", "legacy")  # as `configure-runtime --also` names them
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")  # RFC 1123, as Kubernetes takes it
@@ -86,8 +85,6 @@ def checked_words(flag: str, words: Sequence[str], allowed: Collection[str], com
     """The words of an option. `UsageError` for one that is not allowed."""
     unknown = [word for word in words if word not in allowed]
     if unknown:
-        from gpunode.plugin.config.values import nearest
-
         near = nearest(unknown[0], allowed)
         raise UsageError(
             f"{flag}: {unknown[0]!r} is not one of {', '.join(allowed)}",
@@ -124,9 +121,7 @@ def printed(objects: Objects, messages: tuple[str, ...] = (), comments: tuple[st
 
 def handlers(name: str, also: Sequence[str]) -> tuple[str, ...]:
     """The handler `name` and those of the variants `also`. `UsageError` for an invalid name or variant."""
-    unknown = [variant for variant in also if variant not in VARIANTS]
-    if unknown:
-        raise UsageError(f"unknown variant {unknown[0]!r}", hint=f"known: {', '.join(VARIANTS)}")
+    refuse_unknown("variant", also, VARIANTS)
     checked_name(name, "a RuntimeClass's handler")
     return tuple(dict.fromkeys((name, *(f"nvidia-{variant}" for variant in also))))
 
@@ -160,8 +155,6 @@ def checked_image(image: str) -> str:
 
 
 def checked_resource(name: str) -> str:
-    from gpunode.plugin.config.settings import resource_name_problem
-
     if problem := resource_name_problem(name):
         raise UsageError(f"{name!r}: {problem}", hint="such as nvidia.com/gpu or nvidia.com/mig-1g.10gb")
     return name
@@ -316,8 +309,6 @@ def _checked_path(path: str, flag: str) -> str:
 def _with_file(host: Host, options: Mapping[str, Any], desired: PluginSet) -> PluginSet:
     """The options with the file's text, and the rights that its settings need. `InvalidConfig` for a wrong
     file."""
-    from gpunode.commands.plugin_options import refuse_empty, sources
-
     source = sources(replace(host, environ={}), options)
     resolved = source.resolve()
     settings = resolved.valid_settings()

@@ -22,6 +22,7 @@ from gpunode.commands.options import (
     Strings,
     mig_labels,
     one_of,
+    refuse_unknown,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
@@ -81,8 +82,7 @@ def mig_export(
 
     sudo gpunode mig export --config-label today > mig.yaml
     """
-    if format_name not in FORMATS:
-        raise UsageError(f"unknown format {format_name!r}", hint=f"known: {', '.join(FORMATS)}")
+    refuse_unknown("format", [format_name], FORMATS)
     if _LABEL.fullmatch(label) is None:
         raise UsageError(
             f"{label!r} can't be a configuration's label",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from gpunode.host import Host
 from gpunode.mig import unfinished
 from gpunode.mig.config import Entry, MigConfig, Wishes, difference, empty_instances, parse, wishes
 from gpunode.mig.model import Layouts, Placement
+from gpunode.mig.node_labels import in_pod
 from gpunode.mig.placement import summary
 from gpunode.mig.plan import Device, GpuPlan, Step, plan, put_back
 from gpunode.mig.session import MigProcess, MigSession, read_layouts
@@ -85,8 +87,6 @@ def read(path: str) -> tuple[bytes, MigConfig]:
 
 def _read(path: str) -> bytes:
     if path == "-":
-        import sys
-
         return sys.stdin.buffer.read(_MAX_BYTES)
     place = str(Path(path).absolute())
     if Host(Path("/")).is_dir(place):
@@ -213,8 +213,6 @@ def remarks(host: Host, plans: Sequence[GpuPlan]) -> tuple[str, ...]:
 
 def _conflict_notes(node: Node, plans: Sequence[GpuPlan]) -> Iterator[str]:
     """Warnings about other plugins, and about pods that can't be listed."""
-    from gpunode.mig.node_labels import in_pod
-
     for plugin in node.plugin_processes:
         if plugin.name != "gpunode":
             yield f"{plugin.name} (process {plugin.process.pid}) sees a new layout only after a restart"

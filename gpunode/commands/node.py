@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpunode.commands.gpus import explain_failure
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
     WAIT,
@@ -24,6 +25,9 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.facts.node import Node
+from gpunode.gpu.amd import read_inventory
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.kubernetes import access, changes
 from gpunode.kubernetes.access import Access, connect, node_name
@@ -39,51 +43,6 @@ node_app = command_group("Change this machine's Node object.")
 
 
 WAIT_SECONDS = 30.0
-
-
-@verb(node_app, "advertise", "NodeChange")
-def node_advertise(
-    session: Session,
-    resource: Annotated[
-        str,
-        typer.Option(
-            "--resource",
-            metavar="NAME",
-            help="Extended resource, such as nvidia.com/gpu.",
-            autocompletion=resource_names,
-        ),
-    ],
-    count: Annotated[
-        str,
-        typer.Option("--count", metavar="N", help="Number of devices; auto: this machine's GPUs."),
-    ] = "auto",
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the resource from the node.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a value that a device plugin or another program set.")
-    ] = False,
-    wait: Annotated[
-        float,
-        duration_option(
-            "--wait",
-            least=0,
-            default=WAIT_SECONDS,
-            help=WAIT,
-        ),
-    ] = WAIT_SECONDS,
-    kubeconfig: KubeconfigOption = "",
-    kube_context: ContextOption = "",
-    server: ServerOption = "",
-    node: NodeOption = "",
-    dry_run: DryRunOption = False,
-) -> Result:
-    """Advertise a resource without a device plugin. The scheduler counts it; containers get no GPU from it.
-
-    gpunode node advertise --resource example.com/gpu --count 8 --dry-run
-    """
-    target = Target(Access(kubeconfig, kube_context, server), node, dry_run)
-    return advertise(
-        session.host, target, resource, session.progress, count=count, remove=remove, force=force, wait=wait
-    )
 
 
 # Change of a Node by one patch, with the undo: for `node advertise` and `setup --kubernetes`.
@@ -241,29 +200,49 @@ _RESTART = "a kubelet that registers again may set it to 0: advertise again afte
 _INTERVAL = 0.5
 
 
-def advertise(
-    host: Host,
-    target: Target,
-    resource: str,
-    progress: Progress,
-    *,
-    count: str = AUTO,
-    remove: bool = False,
-    force: bool = False,
-    wait: float = WAIT_SECONDS,
+@dataclass(frozen=True)
+class AdvertiseOptions:
+    """What is advertised. `wait`: seconds for the kubelet to make it allocatable."""
+
+    resource: Annotated[
+        str,
+        typer.Option(
+            "--resource",
+            metavar="NAME",
+            help="Extended resource, such as nvidia.com/gpu.",
+            autocompletion=resource_names,
+        ),
+    ]
+    count: Annotated[
+        str,
+        typer.Option("--count", metavar="N", help="Number of devices; auto: this machine's GPUs."),
+    ] = AUTO
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the resource from the node.")] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a value that a device plugin or another program set.")
+    ] = False
+    wait: Annotated[float, duration_option("--wait", least=0, default=WAIT_SECONDS, help=WAIT)] = WAIT_SECONDS
+
+
+@verb(node_app, "advertise", "NodeChange")
+def node_advertise(
+    session: Session,
+    options: AdvertiseOptions,
+    kubeconfig: KubeconfigOption = "",
+    kube_context: ContextOption = "",
+    server: ServerOption = "",
+    node: NodeOption = "",
+    dry_run: DryRunOption = False,
 ) -> Result:
-    """Change the node's capacity and see that it becomes allocatable; kind NodeChange.
+    """Advertise a resource without a device plugin. The scheduler counts it; containers get no GPU from it.
 
-    `count` is a number, or auto: this machine's GPUs. `remove` removes the resource. `force`: even if another
-    plugin serves it. `wait`: seconds for the kubelet to make it allocatable.
-
-    `UsageError`, `PreconditionError` where a device plugin serves the resource, `ClusterError`. Exit 1 if it
-    isn't allocatable in time.
+    gpunode node advertise --resource example.com/gpu --count 8 --dry-run
     """
+    host, progress, resource, force = session.host, session.progress, options.resource, options.force
     _check_resource(resource)
-    _check_count(count, remove=remove)
-    at = place(host, target)
-    number = None if remove else _count(host, count, resource, at, progress)
+    _check_count(options.count, remove=options.remove)
+    at = place(host, Target(Access(kubeconfig, kube_context, server), node, dry_run))
+    number = None if options.remove else _count(host, options.count, resource, at, progress)
     by = served(host, resource) if at.own and not force else ""
 
     def plan(node: Json) -> Patch:
@@ -278,17 +257,17 @@ def advertise(
     forced = ("--force",) if force else ()
     undo = at.command("advertise", "--resource", resource, *undo_options, *forced)
     data = node_change(at, done, [KeyChange(resource, before, desired)], undo, status=True)
-    if target.dry_run:
+    if dry_run:
         return _result(done.before, data, resource)
-    with progress.step("waiting for the kubelet") if wait else progress.step("reading it back"):
+    with progress.step("waiting for the kubelet") if options.wait else progress.step("reading it back"):
         try:
-            node = _await(host, progress, at, resource, desired, wait)
+            present = _await(host, progress, at, resource, desired, options.wait)
         except ClusterError as error:
             return _not_read_back(data, error)
         except KeyboardInterrupt:
             _roll_back(host, progress, at, resource, before, data)
             raise
-    return _result(node, data, resource, desired, checked=True)
+    return _result(present, data, resource, desired, checked=True)
 
 
 def _not_read_back(data: NodeChange, error: ClusterError) -> Result:
@@ -354,17 +333,12 @@ def _count(host: Host, count: str, resource: str, at: Place, progress: Progress)
     if resource == "nvidia.com/gpu":
         return _nvidia(host, progress)
     if resource == "amd.com/gpu":
-        from gpunode.gpu.amd import read_inventory
-
         return _at_least_one(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
     raise UsageError(f"the number of {resource} can't be determined", hint="pass the number: --count N")
 
 
 def _nvidia(host: Host, progress: Progress) -> int:
     """GPUs without MIG devices that NVML can describe."""
-    from gpunode.commands.gpus import explain_failure
-    from gpunode.gpu.probe import probe
-
     with progress.step("querying NVML"):
         answer = probe(host)
     if answer.inventory is None:
@@ -381,8 +355,6 @@ def _at_least_one(count: int) -> int:
 def served(host: Host, resource: str) -> str:
     """The source that says that a device plugin of this node serves it: the kubelet, or its checkpoint; else
     empty."""
-    from gpunode.facts.node import Node
-
     try:
         allocatable = Node(host).allocatable
     except GpunodeError:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +110,7 @@ def changed(group: Any) -> dict[str, Any]:
     """The options of a dataclass (see `session.verb`) that differ from their defaults, by flag."""
     options = inspect.signature(type(group), eval_str=True).parameters
     return {
-        option.annotation.__metadata__[0].param_decls[0]: getattr(group, name)
+        option.annotation.__metadata__[0].default: getattr(group, name)  # typer.Option's first argument
         for name, option in options.items()
         if getattr(group, name) != option.default
     }
@@ -188,6 +188,13 @@ def refuse_both(**options: object) -> None:
     if all(options.values()):
         first, second = (f"--{name.replace('_', '-')}" for name in options)
         raise UsageError(f"{first} and {second} exclude each other", hint="give one of them")
+
+
+def refuse_unknown(label: str, words: Iterable[str], known: Sequence[str]) -> None:
+    """`UsageError` for the first word that is not known."""
+    for word in words:
+        if word not in known:
+            raise UsageError(f"unknown {label} {word!r}", hint=f"known: {', '.join(known)}")
 
 
 YesOption = Annotated[bool, typer.Option("-y", "--yes", help="Go ahead without confirmation.")]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer.core
 
 from gpunode.commands.help_page import HelpCommand, is_global
 from gpunode.commands.options import one_of
 from gpunode.errors import ConfigError
+from gpunode.host import Host
 from gpunode.output.result import ExitCode, Result
 from gpunode.plugin.config.options import OPTIONS, Option, metavar
-
-if TYPE_CHECKING:
-    from gpunode.host import Host
-    from gpunode.plugin.config.resolve import Resolved, Sources
-    from gpunode.plugin.config.settings import Settings
-    from gpunode.plugin.config.values import ConfigProblem
+from gpunode.plugin.config.resolve import Resolved, Sources, option_value
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.config.values import FALSE, TRUE, ConfigProblem
 
 SERVING = tuple(option for option in OPTIONS if not option.part)
 """Those that have a flag where devices are served."""
@@ -25,15 +23,11 @@ SERVING = tuple(option for option in OPTIONS if not option.part)
 
 def default_text(option: Option) -> str:
     """The default as a user would write it, empty for none."""
-    from gpunode.plugin.config.settings import Settings
-
     return value_text(option, Settings())
 
 
 def value_text(option: Option, settings: Settings) -> str:
     """An effective value as a user would write it."""
-    from gpunode.plugin.config.resolve import option_value
-
     value = option_value(settings, option)
     if value is None:
         return ""
@@ -46,8 +40,6 @@ def value_text(option: Option, settings: Settings) -> str:
 
 def sources(host: Host, values: Mapping[str, Any], part: str = "", command: str = "") -> Sources:
     """Options of the command line, by field; those that it doesn't set are left out."""
-    from gpunode.plugin.config.resolve import Sources
-
     flags = {
         field: [value] if isinstance(value, str) else list(value)
         for field, value in values.items()
@@ -78,8 +70,6 @@ def with_go_words(
     Go's flag package takes ``-name`` for ``--name`` and a boolean without a value; existing deployments do.
     Where words may follow, as FILE does, a word behind a boolean is its value only if it is one.
     """
-    from gpunode.plugin.config.values import FALSE, TRUE
-
     booleans = {flag for option in options if option.kind == "boolean" for flag in option.flags}
     known = {flag for option in options for flag in option.flags}
     rewritten: list[str] = []

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,16 @@ import typer
 
 from gpunode import __version__
 from gpunode.commands import doctor
-from gpunode.commands.options import Strings
+from gpunode.commands.options import Strings, refuse_unknown
 from gpunode.commands.session import Session, verb
 from gpunode.errors import PreconditionError, UsageError
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.bundle import daemon_logs, described, files_of, links_of, packed
 from gpunode.host.recorder import RecordingHost
 from gpunode.host.redact import KINDS, Redaction, own_names
+from gpunode.mig.session import MigError, read_layouts
+from gpunode.output.html import page
 from gpunode.output.result import Block, Progress, Result, Style, Text, many
 
 FORMAT = 1
@@ -60,9 +64,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     An empty `path` means a generated name in the current directory. `redact` are words of `KINDS`; secrets
     are always removed.
     """
-    unknown = [word for word in redact if word not in (*KINDS, "all")]
-    if unknown:
-        raise UsageError(f"unknown --redact {unknown[0]!r}", hint=f"known: {', '.join(KINDS)}, all")
+    refuse_unknown("--redact", redact, (*KINDS, "all"))
     _refuse_unwritable(host, path)
     hidden = KINDS if "all" in redact else tuple(kind for kind in KINDS if kind in redact)
     recorder = RecordingHost(host.root, host.environ, host.trace)
@@ -83,7 +85,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     about = {"format": FORMAT, "gpunode": __version__, "at": round(now, 3), "redacted": ["secrets", *hidden]}
     about["leftOut"], about["noLog"] = left_out, silent
     beside = described(links_of(recorder.kept, redaction), about, envelope)
-    beside |= _page(envelope)
+    beside["report.html"] = page(envelope).encode("utf-8", "backslashreplace")
     beside |= {
         f"logs/{unit}.log": redaction.text(text).encode("utf-8", "backslashreplace")
         for unit, text in logs.items()
@@ -105,9 +107,6 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
 
 def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:
     """The MIG layouts, where there can be any: the doctor doesn't query the placements of instances."""
-    from gpunode.gpu.probe import probe
-    from gpunode.mig.session import MigError, read_layouts
-
     recorded = recorder.kept.recording.get("nvml", {})
     if not recorded:  # the doctor had no reason to query the GPUs at all
         inventory = probe(recorder).inventory
@@ -130,8 +129,6 @@ def _redaction(recorder: RecordingHost, hidden: tuple[str, ...]) -> Redaction:
 
 def _name(envelope: dict[str, Any], host: Host) -> str:
     """Letters, digits, dots and hyphens only, because the host's name comes from a file."""
-    from datetime import datetime, timezone
-
     node = re.sub(r"[^A-Za-z0-9.-]", "-", str(envelope["data"]["node"]["name"] or "node"))[:63].strip(".-")
     when = datetime.fromtimestamp(host.now(), timezone.utc)
     return f"gpunode-report-{node or 'node'}-{when:%Y%m%d-%H%M%S}"
@@ -148,12 +145,6 @@ def _refuse_unwritable(host: Host, path: str) -> None:
             f"can't write into {Path.cwd()}",
             hint="name another place: gpunode report --output-file PATH.tar.gz",
         )
-
-
-def _page(envelope: dict[str, Any]) -> dict[str, bytes]:
-    from gpunode.output.html import page
-
-    return {"report.html": page(envelope).encode("utf-8", "backslashreplace")}
 
 
 def _blocks(data: SupportBundle) -> list[Block]:
