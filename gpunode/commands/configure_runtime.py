@@ -4,25 +4,20 @@ it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpunode.commands.options import (
     AlsoOption,
     CdiOption,
-    ConfigModeOption,
     ConfigOption,
-    ConfigSourceOption,
     DefaultOption,
     DropInOption,
     DryRunOption,
-    ExecutableOption,
     ExitCodeOption,
-    HookFileOption,
-    HookProgramOption,
     NameOption,
     NoRestartOption,
     NoVerifyOption,
@@ -32,6 +27,7 @@ from gpunode.commands.options import (
     RuntimesOption,
     SocketOption,
     YesOption,
+    changed,
     refuse_both,
     refuse_unknown,
 )
@@ -223,15 +219,24 @@ _UNSUPPORTED = {
 _CONFIG_MODES = ("config-file", "config")
 
 
-def _refuse_unsupported(options: Mapping[str, str], config_mode: str) -> None:
-    """`UsageError` for options of ``nvidia-ctk runtime configure`` that `configure-runtime` doesn't
-    support."""
-    for option, value in options.items():
-        if value:
+@dataclass(frozen=True)
+class RefusedOptions:
+    """Options of ``nvidia-ctk runtime configure`` that have no counterpart."""
+
+    config_source: Annotated[str, typer.Option("--config-source", hidden=True)] = ""
+    executable_path: Annotated[str, typer.Option("--executable-path", hidden=True)] = ""
+    oci_hook_path: Annotated[str, typer.Option("--oci-hook-path", hidden=True)] = ""
+    nvidia_runtime_hook_path: Annotated[str, typer.Option("--nvidia-runtime-hook-path", hidden=True)] = ""
+    config_mode: Annotated[str, typer.Option("--config-mode", hidden=True)] = ""
+
+
+def _refuse_unsupported(options: RefusedOptions) -> None:
+    for option, value in changed(options).items():
+        if option in _UNSUPPORTED:
             reason, hint = _UNSUPPORTED[option]
             raise UsageError(f"{option} has no counterpart: {reason}", hint=hint)
-    if config_mode and config_mode not in _CONFIG_MODES:
-        raise UsageError(f"--config-mode {config_mode} has no counterpart: {_HOOK[0]}", hint=_HOOK[1])
+        if value not in _CONFIG_MODES:
+            raise UsageError(f"{option} {value} has no counterpart: {_HOOK[0]}", hint=_HOOK[1])
 
 
 @verb(runtime_app, "configure-runtime", "RuntimeConfiguration")
@@ -253,11 +258,7 @@ def configure_runtime(
     no_verify: NoVerifyOption = False,
     socket: SocketOption = "",
     yes: YesOption = False,
-    config_mode: ConfigModeOption = "",
-    config_source: ConfigSourceOption = "",
-    executable_path: ExecutableOption = "",
-    oci_hook_path: HookFileOption = "",
-    nvidia_runtime_hook_path: HookProgramOption = "",
+    refused: RefusedOptions = RefusedOptions(),
 ) -> Result:
     """Register the nvidia runtime with a container engine. The engine is restarted or reloaded;
     a failure is rolled back.
@@ -268,9 +269,7 @@ def configure_runtime(
 
     sudo gpunode configure-runtime --runtime docker
     """
-    refused = {"--config-source": config_source, "--executable-path": executable_path}
-    refused |= {"--oci-hook-path": oci_hook_path, "--nvidia-runtime-hook-path": nvidia_runtime_hook_path}
-    _refuse_unsupported(refused, config_mode)
+    _refuse_unsupported(refused)
     refuse_both(no_restart=no_restart, restart_command=restart_command)
     request = Request(
         runtimes=tuple(runtime or ("auto",)),

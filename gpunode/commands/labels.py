@@ -19,18 +19,20 @@ from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.host import Host
 from gpunode.output.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.plugin.config.options import OPTIONS as EVERY
+from gpunode.plugin.config.options import Option
+from gpunode.plugin.config.resolve import Resolved, Sources
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import TRUE
+from gpunode.plugin.labels.make import VFIO, label, none_there
+from gpunode.plugin.labels.model import Labels
+from gpunode.plugin.labels.nvidia import vfio_inventory
 from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
+from gpunode.plugin.model import Backend, remembered
+from gpunode.plugin.nvidia.platform import tegra_files
 
 if TYPE_CHECKING:
     from gpunode.gpu.nvml import GpuEvent
-    from gpunode.plugin.config.options import Option
-    from gpunode.plugin.config.resolve import Resolved, Sources
-    from gpunode.plugin.config.settings import Settings
-    from gpunode.plugin.labels.model import Labels
     from gpunode.plugin.logfmt import Log
-    from gpunode.plugin.model import Backend
-
 
 _KIND = "NodeLabels"
 _SHARED = (
@@ -92,8 +94,6 @@ def run(
         if "stdout" in chosen(settings.labels):
             raise UsageError("--watch needs a place for the labels", hint="--to file, node-feature or node")
         return watch(host, origins, resolved, stop)
-    from gpunode.plugin.labels.make import label
-
     warnings = [problem.text for problem in resolved.warnings]
     try:
         with progress.step("reading the GPUs"):
@@ -183,6 +183,7 @@ _END_SECONDS = 1.5
 def watch(host: Host, origins: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
     """Run until SIGTERM, Ctrl-C or `stop`. Changes of the config file take effect; a missing driver is waited
     for."""
+    # not for a run without --watch, which should load as little as possible
     from gpunode.plugin.config.watch import ConfigWatch, Hangup
     from gpunode.plugin.labels.watch import Labeller
     from gpunode.plugin.logfmt import open_log
@@ -227,8 +228,6 @@ class _Node:
     """
 
     def __init__(self, host: Host, log: Log, settings: Settings) -> None:
-        from gpunode.plugin.labels.make import VFIO
-
         self._host = host
         self._stop = Event()
         self._inventory: Inventory | None = None
@@ -294,8 +293,6 @@ class _Node:
 
     def _on_the_bus(self) -> Inventory:
         """GPUs without a driver that gpunode supports, read again from time to time."""
-        from gpunode.plugin.labels.nvidia import vfio_inventory
-
         now = self._host.monotonic()
         if self._inventory is None or now >= self._next:
             self._inventory, self._next = vfio_inventory(self._host), now + self.settings.rediscover_seconds
@@ -304,16 +301,11 @@ class _Node:
     # --- what the backend reports ----------------------------------------------------------------------
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
-        from gpunode.plugin.model import remembered
-
         self._inventory, self._gone = remembered(inventory, self._inventory), False
         self.on_change()
 
     def broken(self, reason: str, sure: bool) -> None:
         """Keep existing labels, unless there is no GPU, or the settings require otherwise."""
-        from gpunode.plugin.labels.make import none_there
-        from gpunode.plugin.nvidia.platform import tegra_files
-
         if self.settings.vendor != "nvidia":
             return
         if sure and tegra_files(self._host):

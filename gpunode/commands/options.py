@@ -241,11 +241,6 @@ CdiOption = Annotated[
         help="Enable CDI (GPUs described in a file) in the engine, and write and refresh that file.",
     ),
 ]
-ConfigModeOption = Annotated[str, typer.Option("--config-mode", hidden=True)]
-ConfigSourceOption = Annotated[str, typer.Option("--config-source", hidden=True)]
-ExecutableOption = Annotated[str, typer.Option("--executable-path", hidden=True)]
-HookFileOption = Annotated[str, typer.Option("--oci-hook-path", hidden=True)]
-HookProgramOption = Annotated[str, typer.Option("--nvidia-runtime-hook-path", hidden=True)]
 AlsoOption = Annotated[
     Strings,
     typer.Option(
