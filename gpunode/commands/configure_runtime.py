@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,15 +50,16 @@ VARIANTS = ("cdi", "legacy")  # NVIDIA's programs beside nvidia-container-runtim
 class RuntimeChoice:
     """The runtime to register, in every engine of a request.
 
-    An empty `path` is the engine's own default. `also` names variants of `VARIANTS` to register beside it.
+    An empty `nvidia_runtime_path` is the engine's own default. `also` names variants of `VARIANTS` to
+    register beside it.
     """
 
-    name: str = "nvidia"
-    path: str = ""
-    set_as_default: bool = False
-    cdi: bool = False
-    also: Sequence[str] = ()
-    replace_others: bool = False
+    nvidia_runtime_name: NameOption = "nvidia"
+    nvidia_runtime_path: ProgramOption = ""
+    set_as_default: DefaultOption = False
+    cdi: CdiOption = False
+    also: AlsoOption = None
+    replace: ReplaceOption = False
 
 
 def run(
@@ -72,10 +72,10 @@ def run(
 
     With several engines the kind is RuntimeConfigurations and data lists them.
     """
-    check_name(choice.name)
+    check_name(choice.nvidia_runtime_name)
     if request.exit_code and not request.dry_run:
         raise UsageError("--exit-code only means something with --dry-run", hint="add --dry-run")
-    refuse_unknown("--also", choice.also, VARIANTS)
+    refuse_unknown("--also", choice.also or (), VARIANTS)
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
         intents = [_intent(engine, *_desired(engine, choice)) for engine in engines]
@@ -144,8 +144,9 @@ def check_name(name: str) -> None:
 def _desired(engine: Engine, choice: RuntimeChoice) -> tuple[DesiredConfig, tuple[str, ...]]:
     """The desired configuration of the engine. With CDI and without the toolkit there is no runtime to
     register."""
-    requested = choice.path or choice.set_as_default or choice.also
-    path = choice.path or engine.program
+    name, also = choice.nvidia_runtime_name, choice.also or ()
+    requested = choice.nvidia_runtime_path or choice.set_as_default or also
+    path = choice.nvidia_runtime_path or engine.program
     if engine.program.startswith("/") and not path.startswith("/") and engine.daemon.name != "docker":
         raise UsageError(
             f"{engine.daemon.name} wants an absolute path, not {path!r}", hint="--nvidia-runtime-path /PATH"
@@ -158,15 +159,15 @@ def _desired(engine: Engine, choice: RuntimeChoice) -> tuple[DesiredConfig, tupl
             " as in --device nvidia.com/gpu=all"
         )
         return DesiredConfig(cdi=True), (note,)
-    handlers = [Handler(choice.name, path)]
-    for variant in dict.fromkeys(choice.also):
+    handlers = [Handler(name, path)]
+    for variant in dict.fromkeys(also):
         handlers.append(Handler(f"nvidia-{variant}", f"{path}.{variant}"))
     if len({handler.name for handler in handlers}) < len(handlers):
         raise UsageError(
-            f"the name {choice.name} is a variant's own",
+            f"the name {name} is a variant's own",
             hint="choose another: --nvidia-runtime-name nvidia",
         )
-    return DesiredConfig(tuple(handlers), choice.set_as_default, choice.cdi, choice.replace_others), ()
+    return DesiredConfig(tuple(handlers), choice.set_as_default, choice.cdi, choice.replace), ()
 
 
 def _require_programs(engine: Engine, desired: DesiredConfig) -> None:
@@ -245,12 +246,7 @@ def configure_runtime(
     runtime: RuntimesOption = None,
     config: ConfigOption = "",
     drop_in_config: DropInOption = "",
-    nvidia_runtime_name: NameOption = "nvidia",
-    nvidia_runtime_path: ProgramOption = "",
-    set_as_default: DefaultOption = False,
-    cdi: CdiOption = False,
-    also: AlsoOption = None,
-    replace: ReplaceOption = False,
+    choice: RuntimeChoice = RuntimeChoice(),
     dry_run: DryRunOption = False,
     exit_code: ExitCodeOption = False,
     no_restart: NoRestartOption = False,
@@ -284,13 +280,5 @@ def configure_runtime(
         yes=yes,
         confirm=session.confirm,
         configures=True,
-    )
-    choice = RuntimeChoice(
-        name=nvidia_runtime_name,
-        path=nvidia_runtime_path,
-        set_as_default=set_as_default,
-        cdi=cdi,
-        also=tuple(also or ()),
-        replace_others=replace,
     )
     return run(session.host, request, session.progress, choice)

@@ -282,7 +282,7 @@ def test_rollback_of_an_earlier_entry_includes_the_later_ones(root: Path, config
     (root / DOCKER).write_text('{"debug":true}')
     host = Host(root, environ={})
     entries = [data(configure("docker")).journal, data(configure("docker", set_as_default=True)).journal]
-    entries.append(data(configure("docker", name="other")).journal)
+    entries.append(data(configure("docker", nvidia_runtime_name="other")).journal)
     shown = journal.roll_back(host, SilentProgress(), entries[1], Request(dry_run=True))
     assert any(entries[2] in message for message in shown.messages)
     assert "other" in (root / DOCKER).read_text()
@@ -502,7 +502,7 @@ def test_name_of_the_engines_builtin_runtime_is_refused(
 ) -> None:
     before = snapshot(root)
     with pytest.raises(UsageError, match="low-level runtime"):
-        configure(runtime, name=name)
+        configure(runtime, nvidia_runtime_name=name)
     host, request = Host(root, environ={}), Request((runtime,))
     with pytest.raises(UsageError, match="low-level runtime"):
         unconfigure_runtime.unconfigure(host, request, SilentProgress(), name=name)
