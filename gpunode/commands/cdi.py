@@ -49,32 +49,6 @@ from gpunode.runtime.apply import engine_restart
 
 cdi_app = command_group("Generate and list CDI specifications. They describe the GPUs to engines.")
 
-DevRootOption = Annotated[
-    str,
-    typer.Option(
-        "--dev-root", metavar="PATH", help="Directory that contains dev/.", show_default="the driver root"
-    ),
-]
-LibraryPathOption = Annotated[
-    Strings,
-    typer.Option(
-        "--library-path",
-        "--library-search-path",
-        metavar="DIR,...",
-        help="Search these directories for libraries first.",
-    ),
-]
-HooksOption = Annotated[
-    str,
-    typer.Option(
-        "--hooks",
-        metavar="auto|none",
-        help="Use NVIDIA's hooks, programs that prepare a container, if installed (auto), or none.",
-        autocompletion=one_of("auto", "none"),
-    ),
-]
-VendorOption = Annotated[str, typer.Option("--vendor", help="Vendor part of the device names.")]
-ClassOption = Annotated[str, typer.Option("--class", help="Class part of the device names.")]
 NameOption = Annotated[
     Strings,
     typer.Option(
@@ -88,64 +62,109 @@ NameOption = Annotated[
 ]
 
 
-DeviceIdOption = Annotated[
-    Strings,
-    typer.Option(
-        "--device-id",
-        "--device-ids",
-        metavar="ID,...",
-        help="Include only these GPUs and MIG devices: index, UUID or GPU:MIG index.",
-    ),
-]
-DisableHookOption = Annotated[
-    Strings,
-    typer.Option(
-        "--disable-hook",
-        "--disable-hooks",
-        metavar="NAME,...",
-        help="Omit these hooks, such as chmod, or all.",
-        autocompletion=one_of("all", *HOOK_NAMES, comma=True),
-    ),
-]
-EnableHookOption = Annotated[
-    Strings,
-    typer.Option(
-        "--enable-hook",
-        "--enable-hooks",
-        metavar="NAME,...",
-        help="Keep these hooks even if --disable-hook names them.",
-        autocompletion=one_of(*HOOK_NAMES, comma=True),
-    ),
-]
-HookPathOption = Annotated[
-    str,
-    typer.Option(
-        "--nvidia-cdi-hook-path",
-        "--nvidia-ctk-path",
-        metavar="PATH",
-        help="Path of NVIDIA's hook program.",
-        show_default="detected",
-    ),
-]
-LdconfigOption = Annotated[
-    str,
-    typer.Option(
-        "--ldconfig-path",
-        metavar="PATH",
-        help="Path of the ldconfig that the hooks run.",
-        show_default="detected",
-    ),
-]
-FeatureFlagOption = Annotated[
-    Strings,
-    typer.Option(
-        "--feature-flag",
-        "--feature-flags",
-        metavar="FLAG,...",
-        help="Set disable-ipc-discoverer or no-additional-gids-for-device-nodes.",
-        autocompletion=one_of("disable-ipc-discoverer", "no-additional-gids-for-device-nodes", comma=True),
-    ),
-]
+@dataclass(frozen=True)
+class SourceOptions:
+    """Where the driver's files are, and whether hooks are used."""
+
+    driver_root: DriverRootOption = "/"
+    dev_root: Annotated[
+        str,
+        typer.Option(
+            "--dev-root", metavar="PATH", help="Directory that contains dev/.", show_default="the driver root"
+        ),
+    ] = ""
+    library_path: Annotated[
+        Strings,
+        typer.Option(
+            "--library-path",
+            "--library-search-path",
+            metavar="DIR,...",
+            help="Search these directories for libraries first.",
+        ),
+    ] = None
+    hooks: Annotated[
+        str,
+        typer.Option(
+            "--hooks",
+            metavar="auto|none",
+            help="Use NVIDIA's hooks, programs that prepare a container, if installed (auto), or none.",
+            autocompletion=one_of("auto", "none"),
+        ),
+    ] = "auto"
+
+    @property
+    def sources(self) -> Sources:
+        return Sources(self.driver_root, self.dev_root, tuple(self.library_path or ()), self.hooks)
+
+
+@dataclass(frozen=True)
+class SpecificationOptions:
+    """What the specification contains, and how its devices are called."""
+
+    vendor: Annotated[str, typer.Option("--vendor", help="Vendor part of the device names.")] = "nvidia.com"
+    device_class: Annotated[str, typer.Option("--class", help="Class part of the device names.")] = "gpu"
+    device_name: NameOption = None
+    device_id: Annotated[
+        Strings,
+        typer.Option(
+            "--device-id",
+            "--device-ids",
+            metavar="ID,...",
+            help="Include only these GPUs and MIG devices: index, UUID or GPU:MIG index.",
+        ),
+    ] = None
+    no_all_device: Annotated[bool, typer.Option("--no-all-device", help="Omit the device named all.")] = False
+    disable_hook: Annotated[
+        Strings,
+        typer.Option(
+            "--disable-hook",
+            "--disable-hooks",
+            metavar="NAME,...",
+            help="Omit these hooks, such as chmod, or all.",
+            autocompletion=one_of("all", *HOOK_NAMES, comma=True),
+        ),
+    ] = None
+    enable_hook: Annotated[
+        Strings,
+        typer.Option(
+            "--enable-hook",
+            "--enable-hooks",
+            metavar="NAME,...",
+            help="Keep these hooks even if --disable-hook names them.",
+            autocompletion=one_of(*HOOK_NAMES, comma=True),
+        ),
+    ] = None
+    nvidia_cdi_hook_path: Annotated[
+        str,
+        typer.Option(
+            "--nvidia-cdi-hook-path",
+            "--nvidia-ctk-path",
+            metavar="PATH",
+            help="Path of NVIDIA's hook program.",
+            show_default="detected",
+        ),
+    ] = ""
+    ldconfig_path: Annotated[
+        str,
+        typer.Option(
+            "--ldconfig-path",
+            metavar="PATH",
+            help="Path of the ldconfig that the hooks run.",
+            show_default="detected",
+        ),
+    ] = ""
+    feature_flag: Annotated[
+        Strings,
+        typer.Option(
+            "--feature-flag",
+            "--feature-flags",
+            metavar="FLAG,...",
+            help="Set disable-ipc-discoverer or no-additional-gids-for-device-nodes.",
+            autocompletion=one_of(
+                "disable-ipc-discoverer", "no-additional-gids-for-device-nodes", comma=True
+            ),
+        ),
+    ] = None
 
 
 @verb(cdi_app, "generate", "CdiSpec", own_output=True)
@@ -167,22 +186,8 @@ def cdi_generate(
             autocompletion=one_of(*FORMATS),
         ),
     ] = "",
-    driver_root: DriverRootOption = "/",
-    dev_root: DevRootOption = "",
-    library_path: LibraryPathOption = None,
-    hooks: HooksOption = "auto",
-    vendor: VendorOption = "nvidia.com",
-    device_class: ClassOption = "gpu",
-    device_name: NameOption = None,
-    device_id: DeviceIdOption = None,
-    no_all_device: Annotated[
-        bool, typer.Option("--no-all-device", help="Omit the device named all.")
-    ] = False,
-    disable_hook: DisableHookOption = None,
-    enable_hook: EnableHookOption = None,
-    nvidia_cdi_hook_path: HookPathOption = "",
-    ldconfig_path: LdconfigOption = "",
-    feature_flag: FeatureFlagOption = None,
+    source: SourceOptions = SourceOptions(),
+    options: SpecificationOptions = SpecificationOptions(),
     mode: Annotated[str, typer.Option("--mode", "--discovery-mode", hidden=True)] = "auto",
 ) -> Result:
     """Print a CDI specification of the GPUs. To keep one up to date: gpunode cdi refresh --install.
@@ -190,21 +195,25 @@ def cdi_generate(
     gpunode cdi generate > nvidia.yaml
     """
     _refuse_mode(mode)
-    disabled, enabled, flags = disable_hook or [], enable_hook or [], feature_flag or []
+    disabled, enabled = options.disable_hook or [], options.enable_hook or []
+    hooks, flags = source.hooks, options.feature_flag or []
     _check_nvidia_ctk(disabled, enabled, flags)
     if "all" in disabled:
         hooks = hooks if enabled or hooks not in HOOKS else "none"
         disabled = list(HOOK_NAMES)
     sources = replace(
-        _sources(driver_root, dev_root, library_path, hooks),
-        hook_path=nvidia_cdi_hook_path,
-        ldconfig=ldconfig_path,
+        source.sources,
+        hooks=hooks,
+        hook_path=options.nvidia_cdi_hook_path,
+        ldconfig=options.ldconfig_path,
         disabled_hooks=frozenset(disabled) - frozenset(enabled),
         sockets=_NO_SOCKETS not in flags,
-        device_ids=tuple(device_id or ()),
+        device_ids=tuple(options.device_id or ()),
     )
     form = Form(
-        vendor, device_class, _names(device_name), every=not no_all_device, groups=_NO_GIDS not in flags
+        *(options.vendor, options.device_class, _names(options.device_name)),
+        every=not options.no_all_device,
+        groups=_NO_GIDS not in flags,
     )
     return generate(session.host, sources, form, session.progress, output_file, format_name)
 
@@ -241,10 +250,7 @@ def cdi_list(
 @verb(cdi_app, "refresh", "CdiRefresh")
 def cdi_refresh(
     session: Session,
-    driver_root: DriverRootOption = "/",
-    dev_root: DevRootOption = "",
-    library_path: LibraryPathOption = None,
-    hooks: HooksOption = "auto",
+    source: SourceOptions = SourceOptions(),
     device_name: NameOption = None,
     install: Annotated[
         bool,
@@ -266,9 +272,8 @@ def cdi_refresh(
     refuse_both(install=install, remove=remove)
     if install or remove:
         return change_units(session.host, session.progress, remove=remove, dry_run=dry_run)
-    sources = _sources(driver_root, dev_root, library_path, hooks)
     form = Form(names=_names(device_name))
-    return refresh_specification(session.host, sources, form, session.progress, dry_run=dry_run)
+    return refresh_specification(session.host, source.sources, form, session.progress, dry_run=dry_run)
 
 
 def _refuse_mode(mode: str) -> None:
@@ -278,10 +283,6 @@ def _refuse_mode(mode: str) -> None:
             f"--mode {mode} has no counterpart: gpunode describes the GPUs of NVIDIA's Linux driver",
             hint=f"nvidia-ctk cdi generate --mode={mode}",
         )
-
-
-def _sources(driver_root: str, dev_root: str, library_path: Strings, hooks: str) -> Sources:
-    return Sources(driver_root, dev_root, tuple(library_path or ()), hooks)
 
 
 def _names(device_name: Strings) -> tuple[str, ...]:

@@ -10,23 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpunode.commands.options import (
-    AlsoOption,
     CdiOption,
     ConfigOption,
     DefaultOption,
-    DropInOption,
     DryRunOption,
-    ExitCodeOption,
     NameOption,
     NoRestartOption,
-    NoVerifyOption,
-    ProgramOption,
-    ReplaceOption,
     RestartCommandOption,
     RuntimesOption,
     SocketOption,
+    Strings,
     YesOption,
     changed,
+    one_of,
     refuse_both,
     refuse_unknown,
 )
@@ -55,11 +51,31 @@ class RuntimeChoice:
     """
 
     nvidia_runtime_name: NameOption = "nvidia"
-    nvidia_runtime_path: ProgramOption = ""
+    nvidia_runtime_path: Annotated[
+        str,
+        typer.Option(
+            "--nvidia-runtime-path",
+            "--runtime-path",
+            metavar="PATH",
+            help="Path of the runtime program.",
+            show_default="nvidia-container-runtime, for docker the one in PATH",
+        ),
+    ] = ""
     set_as_default: DefaultOption = False
     cdi: CdiOption = False
-    also: AlsoOption = None
-    replace: ReplaceOption = False
+    also: Annotated[
+        Strings,
+        typer.Option(
+            "--also",
+            metavar="cdi|legacy,...",
+            help="Also register nvidia-cdi (GPUs by CDI) or nvidia-legacy (GPUs by NVIDIA's hook).",
+            autocompletion=one_of("cdi", "legacy", comma=True),
+        ),
+    ] = None
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Replace a drop-in file that nvidia-ctk or the GPU operator wrote."),
+    ] = False
 
 
 def run(
@@ -245,13 +261,25 @@ def configure_runtime(
     session: Session,
     runtime: RuntimesOption = None,
     config: ConfigOption = "",
-    drop_in_config: DropInOption = "",
+    drop_in_config: Annotated[
+        str,
+        typer.Option(
+            "--drop-in-config",
+            metavar="PATH",
+            help="Drop-in file to write (containerd 2, CRI-O).",
+            show_default="a file that the daemon reads",
+        ),
+    ] = "",
     choice: RuntimeChoice = RuntimeChoice(),
     dry_run: DryRunOption = False,
-    exit_code: ExitCodeOption = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="With --dry-run, exit 1 if changes are pending.")
+    ] = False,
     no_restart: NoRestartOption = False,
     restart_command: RestartCommandOption = "",
-    no_verify: NoVerifyOption = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Don't query the running daemon afterwards.")
+    ] = False,
     socket: SocketOption = "",
     yes: YesOption = False,
     refused: RefusedOptions = RefusedOptions(),

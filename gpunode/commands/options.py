@@ -156,15 +156,6 @@ ConfigOption = Annotated[
         "--config", metavar="PATH", help="Configuration file of the engine.", show_default="the daemon's own"
     ),
 ]
-DropInOption = Annotated[
-    str,
-    typer.Option(
-        "--drop-in-config",
-        metavar="PATH",
-        help="Drop-in file to write (containerd 2, CRI-O).",
-        show_default="a file that the daemon reads",
-    ),
-]
 SocketOption = Annotated[
     str,
     typer.Option("--socket", metavar="PATH", help="Socket of the daemon.", show_default="detected"),
@@ -215,16 +206,6 @@ WAIT = "Time limit for the kubelet to report the resource as allocatable."
 StateDirOption = Annotated[
     str, typer.Option("--state-dir", metavar="PATH", help="State directory of the device plugin.")
 ]
-ProgramOption = Annotated[
-    str,
-    typer.Option(
-        "--nvidia-runtime-path",
-        "--runtime-path",
-        metavar="PATH",
-        help="Path of the runtime program.",
-        show_default="nvidia-container-runtime, for docker the one in PATH",
-    ),
-]
 DefaultOption = Annotated[
     bool,
     typer.Option(
@@ -240,25 +221,6 @@ CdiOption = Annotated[
         "--enable-cdi",
         help="Enable CDI (GPUs described in a file) in the engine, and write and refresh that file.",
     ),
-]
-AlsoOption = Annotated[
-    Strings,
-    typer.Option(
-        "--also",
-        metavar="cdi|legacy,...",
-        help="Also register nvidia-cdi (GPUs by CDI) or nvidia-legacy (GPUs by NVIDIA's hook).",
-        autocompletion=one_of("cdi", "legacy", comma=True),
-    ),
-]
-ReplaceOption = Annotated[
-    bool,
-    typer.Option("--replace", help="Replace a drop-in file that nvidia-ctk or the GPU operator wrote."),
-]
-ExitCodeOption = Annotated[
-    bool, typer.Option("--exit-code", help="With --dry-run, exit 1 if changes are pending.")
-]
-NoVerifyOption = Annotated[
-    bool, typer.Option("--no-verify", help="Don't query the running daemon afterwards.")
 ]
 _KUBECONFIG: Any = {"metavar": "PATH", "show_default": "KUBECONFIG, the pod's account or ~/.kube/config"}
 KubeconfigOption = Annotated[

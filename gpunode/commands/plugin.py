@@ -27,18 +27,19 @@ from gpunode.commands.plugin_options import (
 from gpunode.commands.session import ReceivedSignals, Session, until_signal, verb
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.gpu.model import Inventory
+from gpunode.gpu.probe import probe
 from gpunode.host import PLUGIN_STATE, Host
+from gpunode.host.documents import MAX_STREAM_BYTES
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import StrEnum
 from gpunode.plugin.config.options import OPTIONS
+from gpunode.plugin.config.resolve import DEFAULT, Resolved, option_value
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
-from gpunode.plugin.model import LeftOut
+from gpunode.plugin.config.values import ConfigProblem
+from gpunode.plugin.model import Device, LeftOut, Plan
 
 if TYPE_CHECKING:
     from gpunode.plugin.config.gke import Left
-    from gpunode.plugin.config.resolve import Resolved
-    from gpunode.plugin.config.values import ConfigProblem
-    from gpunode.plugin.model import Device, Plan
     from gpunode.plugin.serve import PluginService
     from gpunode.plugin.simulate.faults import Fault
 
@@ -417,8 +418,6 @@ class PluginConfig:
 
 
 def _data(file: str, resolved: Resolved) -> PluginConfig:
-    from gpunode.plugin.config.resolve import DEFAULT, option_value
-
     settings, origins = resolved.settings, resolved.origins
     return PluginConfig(
         file,
@@ -473,8 +472,6 @@ def _blocks(file: str, resolved: Resolved, advertised: _Advertised) -> Iterator[
 
 
 def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
-    from gpunode.plugin.config.resolve import DEFAULT
-
     for option in OPTIONS:
         if option.field == "lenient" or (option.part and option.field not in resolved.origins):
             continue
@@ -546,8 +543,6 @@ def _translation_messages(left_out: tuple[Left, ...]) -> tuple[str, ...]:
 
 def _read(host: Host, file: str) -> bytes:
     """The file is on the node, or relative to the working directory, as with --config-file; - is stdin."""
-    from gpunode.host.documents import MAX_STREAM_BYTES
-
     if file == "-":
         return sys.stdin.buffer.read(MAX_STREAM_BYTES + 1)  # the reader refuses more, and truncates nothing
     reader = host if file.startswith("/") else Host(Path("/"), host.environ)
@@ -574,7 +569,6 @@ def look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
 
         reason = missing(host)
         return (None, reason) if reason else (read_inventory(host), "")
-    from gpunode.gpu.probe import probe
     from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
     if settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
