@@ -481,10 +481,10 @@ def test_missing_engine_is_a_precondition(root: Path, configure: Configure) -> N
     "options",
     [
         {"runtime": "docker", "drop_in_config": "/x.toml"},
-        {"runtime": "containerd", "path": "bare"},
+        {"runtime": "containerd", "nvidia_runtime_path": "bare"},
         {"runtime": "containerd", "config": "relative.toml"},
-        {"runtime": "docker", "name": "a b"},
-        {"runtime": "docker", "name": "runc"},
+        {"runtime": "docker", "nvidia_runtime_name": "a b"},
+        {"runtime": "docker", "nvidia_runtime_name": "runc"},
         {"runtime": "docker", "exit_code": True},
     ],
 )
