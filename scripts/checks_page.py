@@ -37,10 +37,10 @@ def _check(check: Check) -> Iterator[str]:
             + ", ".join(f"[{name}](#{name})" for name in check.blocked_by)
             + "."
         )
-    if check.remedy.other.look:
+    if check.fix_for("other").look:
         yield "\nTo find the cause:"
     yield "\n```sh"
-    fixes = {family: check.remedy.for_family(family).command for family in FAMILIES}
+    fixes = {family: check.fix_for(family).command for family in FAMILIES}
     for family, command in fixes.items():
         if len(set(fixes.values())) > 1:
             yield f"# {family}"
@@ -48,8 +48,8 @@ def _check(check: Check) -> Iterator[str]:
         elif family == FAMILIES[0]:
             yield command
     yield "```"
-    if check.remedy.other.note:
-        text, *commands = check.remedy.other.note.split("\n")
+    if check.fix_for("other").note:
+        text, *commands = check.fix_for("other").note.split("\n")
         yield f"\n{' '.join((text, *(f'`{command}`' for command in commands)))}."
     if check.refs:
         yield "\nSee " + ", ".join(f"<{address}>" for address in check.refs) + "."

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gpunode.cdi.spec import reads, text
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
-from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
@@ -99,7 +98,7 @@ _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
         "boot: NVIDIA's or gpunode's unit, the GPU operator, or a unit, crontab or udev rule of this "
         "node."
     ),
-    remedy=everywhere("gpunode cdi refresh --install"),
+    fix=Fix("gpunode cdi refresh --install"),
     blocked_by=("module-not-loaded", "cdi-spec-stale"),
     unless=("operator-driver", "immutable"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
@@ -184,7 +183,7 @@ def _of_gpus(node: Node) -> list[CdiSpec]:
     looks_at=(
         f"specifications of kind nvidia.com/gpu that list GPU device files: whether they include {_UVM}."
     ),
-    remedy=fixes.REFRESH_CDI,
+    fix=fixes.REFRESH_CDI,
     blocked_by=("module-not-loaded", "uvm-not-loaded", "dev-nodes-missing", "cdi-spec-stale"),
     classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1967",),
@@ -214,10 +213,8 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     "cdi",
     title="Each device is defined in one CDI specification",
     looks_at="device names of NVIDIA's specifications in /etc/cdi and /var/run/cdi.",
-    remedy=fixes.same(
-        fixes.look(
-            "gpunode cdi list", "Rename one of two files that define the same device", needs_root=False
-        )
+    fix=fixes.look(
+        "gpunode cdi list", "Rename one of two files that define the same device", needs_root=False
     ),
     blocked_by=("pci-no-gpu",),
     classes=(*HOST, WSL2),
@@ -253,7 +250,7 @@ def cdi_duplicate(node: Node) -> Verdict:
         if above is not None and (above.devices, above.edits) != (spec.devices, spec.edits):
             fix = Fix(f"mv {spec.path} {spec.path}.disabled", disturbs=DISRUPTS_NOTHING)
             if not _writer(node):  # a reboot would then leave no specification
-                fix = fix.after((_enable(node) or cdi_lost_at_reboot.remedy.other).command)
+                fix = fix.after((_enable(node) or cdi_lost_at_reboot.fix_for("other")).command)
             evidence = (seen(spec.path, "overridden"), seen(above.path, "the file that engines use"))
             what = f"{spec.path} is overridden by {above.path}, which has different contents"
             why = (
@@ -277,7 +274,7 @@ def _pairs(specs: list[CdiSpec]) -> Iterator[tuple[CdiSpec, CdiSpec]]:
         "cdiVersion of the specifications, and the highest version that each engine with CDI enabled "
         "can read, by its release."
     ),
-    remedy=fixes.REFRESH_CDI,
+    fix=fixes.REFRESH_CDI,
     blocked_by=("pci-no-gpu", "cdi-spec-stale"),
     classes=HOST,
     table="cdi_versions",
@@ -326,7 +323,7 @@ def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
     title="CDI specifications include libdxcore.so",
     severity="warning",
     looks_at="specifications of kind nvidia.com/gpu under WSL2: whether they mount libdxcore.so.",
-    remedy=fixes.everywhere("nvidia-ctk cdi generate --mode=wsl --output=/var/run/cdi/nvidia.yaml"),
+    fix=Fix("nvidia-ctk cdi generate --mode=wsl --output=/var/run/cdi/nvidia.yaml"),
     blocked_by=("pci-no-gpu",),
     classes=(WSL2,),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1739",),
@@ -358,7 +355,7 @@ _SHOWN = 6
         "library names, and the GPUs that the devices are named after. If no engine uses "
         "specifications, a mismatch is a warning."
     ),
-    remedy=fixes.REFRESH_CDI,
+    fix=fixes.REFRESH_CDI,
     blocked_by=(
         "module-not-loaded",
         "driver-lib-mismatch",
@@ -413,7 +410,7 @@ _OURS = "gpunode-cdi-refresh.path"
         f"{_DIRECTORIES}, if the toolkit's mode is cdi, or if podman is the only engine and has "
         "neither NVIDIA's hook nor its runtime."
     ),
-    remedy=fixes.REFRESH_CDI,
+    fix=fixes.REFRESH_CDI,
     blocked_by=(
         "module-not-loaded",
         "driver-lib-mismatch",
@@ -472,7 +469,7 @@ def _cdi_users(node: Node) -> list[Evidence]:
     "cdi",
     title="Docker reads CDI specifications if containers get GPUs through CDI",
     looks_at="CDISpecDirs of the running Docker, if a specification for GPUs exists.",
-    remedy=fixes.same(fixes.configure("docker", "--cdi")),
+    fix=fixes.configure("docker", "--cdi"),
     blocked_by=("toolkit-missing", "docker-not-running", "docker-config-invalid-json"),
     classes=HOST,
     table="version_gates",
@@ -499,7 +496,7 @@ def cdi_disabled(node: Node) -> Verdict:
     evidence = (seen("docker info", "no CDISpecDirs"), seen(specs[0].path, specs[0].kind))
     if not any(name in node.toolkit.programs for name in HOOKS):
         if docker.version and docker.version < gate("docker", "cdi"):
-            fix = fixes.INSTALL_TOOLKIT.other
+            fix = fixes.INSTALL_TOOLKIT
             return fail(
                 f"containers can get GPUs only through CDI, and Docker {release} doesn't support CDI",
                 *evidence,
@@ -517,7 +514,7 @@ def cdi_disabled(node: Node) -> Verdict:
     title="Rootless engines can read the CDI specifications",
     severity="warning",
     looks_at="modes of specifications and their directories, if podman or a rootless Docker is in use.",
-    remedy=fixes.everywhere("chmod o+r /var/run/cdi/nvidia.yaml"),
+    fix=Fix("chmod o+r /var/run/cdi/nvidia.yaml"),
     blocked_by=("pci-no-gpu",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",),
@@ -549,7 +546,7 @@ def cdi_perms(node: Node) -> Verdict:
     title="The CDI specification is updated when the driver changes",
     severity="warning",
     looks_at=f"{_SERVICE} and {_PATH} as systemd reports them, or gpunode's own units.",
-    remedy=fixes.everywhere(f"systemctl enable --now {_PATH}"),
+    fix=Fix(f"systemctl enable --now {_PATH}"),
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing", "toolkit-missing"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),

@@ -10,7 +10,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.docker import line_of
 from gpunode.checks.finding import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES, Evidence, Fix
-from gpunode.checks.fixes import everywhere, per_family, restart_later, upgrade
+from gpunode.checks.fixes import per_family, restart_later, upgrade
 from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.units import ENDS_EVICTED, seen_unit, start, stays_stopped
 from gpunode.errors import ConfigError, DaemonError
@@ -52,7 +52,7 @@ _POSITION = re.compile(r"(/[^:]*):(\d+):(\d+): (.*)")
     looks_at="the file that containerd reads and its imports: valid TOML, a supported version, an existing "
     "file for each import, no import of a higher version than the main file, and runtimes and "
     "registries in a table that the effective version reads." + WHERE,
-    remedy=fixes.EDIT_CONTAINERD,
+    fix=fixes.EDIT_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu",),
@@ -219,7 +219,7 @@ def edit(node: Node, path: str, line: int | None, change: str) -> Fix:
     """Edit a file, and restart containerd if it can then be parsed. If a distribution renders the file, edit
     its template instead."""
     daemon = node.containerd
-    restart = fixes.RESTART_CONTAINERD.other
+    restart = fixes.RESTART_CONTAINERD
     if daemon is not None and not daemon.manager and node.host.which("containerd"):
         option = f" --config {daemon.config_path}" if daemon.config_path != DEFAULT_CONFIG else ""
         restart = restart.after(f"containerd{option} config dump > /dev/null")
@@ -244,7 +244,7 @@ def judged(node: Node) -> ContainerdConfig | None:
     "containerd",
     title="containerd's CRI plugin is enabled",
     looks_at="disabled_plugins in containerd's configuration file and its imports." + WHERE,
-    remedy=fixes.CONFIGURE_CONTAINERD,
+    fix=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "containerd-config-version"),
@@ -270,7 +270,7 @@ def containerd_cri_disabled(node: Node) -> Verdict:
     path = where or config.path
     line = line_of(node.host.read_text(path) or "", "disabled_plugins")
     evidence = [seen(path, f"disabled_plugins: {', '.join(config.disabled)}", line)]
-    fix = configure(node) or fixes.CONFIGURE_CONTAINERD.other
+    fix = configure(node) or fixes.CONFIGURE_CONTAINERD
     does = f"removes the CRI from disabled_plugins, registers the nvidia runtime, and {fix.disturbs}"
     fix = replace(fix, effect=does)
     what = "containerd's CRI plugin is disabled"
@@ -298,7 +298,7 @@ _START_KUBELET = (
     title="The running containerd has loaded its configuration file",
     looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its file "
     "against the handlers that the daemon reports (CRI Status)." + WHERE,
-    remedy=fixes.RESTART_CONTAINERD,
+    fix=fixes.RESTART_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -423,7 +423,7 @@ _DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
     title="containerd has the nvidia handler",
     looks_at="the handlers that the running daemon reports (CRI Status), and configuration files that it "
     "doesn't read. No handler is needed if CDI is enabled and a specification for GPUs exists." + WHERE,
-    remedy=fixes.CONFIGURE_CONTAINERD,
+    fix=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -493,7 +493,7 @@ def _unread(node: Node) -> list[Evidence]:
     title="The binaries of containerd's handlers exist",
     looks_at="BinaryName and runtime_type of the nvidia handlers and of the default one (from the running "
     "daemon, else from the file)." + WHERE,
-    remedy=fixes.CONFIGURE_CONTAINERD,
+    fix=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -555,7 +555,7 @@ def _handlers_in_file(node: Node, config: ContainerdConfig, name: str, program: 
     title="The kubelet and containerd's handlers use one cgroup driver",
     looks_at="SystemdCgroup of the handlers runc and nvidia (from the running daemon, else from the file) "
     "and the kubelet's cgroupDriver, unless the kubelet gets it from the engine (1.31 and later)." + WHERE,
-    remedy=fixes.CONFIGURE_CONTAINERD,
+    fix=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -603,7 +603,7 @@ def _follow_kubelet(node: Node, config: ContainerdConfig, desired: str) -> Fix:
     present = f"SystemdCgroup = {'false' if desired == 'true' else 'true'}"
     files = [path for path in config.files if present in (node.host.read_text(path) or "")]
     change = f"sed -i 's/{present}/SystemdCgroup = {desired}/' {' '.join(files)}"
-    fix = fixes.RESTART_CONTAINERD.other.after(change)
+    fix = fixes.RESTART_CONTAINERD.after(change)
     if not files or (node.containerd and node.containerd.manager):
         fix = edit(node, config.path, None, f"set SystemdCgroup = {desired} in the options of each runtime")
     return fixes.new_cgroup_driver(node, fix, "containerd")
@@ -668,7 +668,7 @@ _ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd's limit is 8 
         "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's "
         "release and the disable setting of its NRI plugin."
     ),
-    remedy=fixes.same(fixes.RESTART_CONTAINERD.other.after("${EDITOR:-vi} /etc/containerd/config.toml")),
+    fix=fixes.RESTART_CONTAINERD.after("${EDITOR:-vi} /etc/containerd/config.toml"),
     blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-not-restarted"),
     refs=("https://github.com/containerd/containerd/blob/main/docs/NRI.md",),
     table=tables.TABLE,
@@ -731,7 +731,7 @@ _BEFORE_UPGRADE = "Replace what it lists before the next upgrade of containerd"
     title="containerd reports no deprecated features in use",
     severity="info",
     looks_at=f"the condition {_NO_WARNINGS} of the running daemon (CRI Status).",
-    remedy=fixes.same(fixes.look("ctr deprecations list", _BEFORE_UPGRADE)),
+    fix=fixes.look("ctr deprecations list", _BEFORE_UPGRADE),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
     refs=("https://github.com/containerd/containerd/blob/main/RELEASES.md#deprecated-features",),
 )
@@ -766,7 +766,7 @@ def containerd_deprecations(node: Node) -> Verdict:
         "the limit of locked memory of the running containerd (/proc/PID/limits), which containers "
         "inherit, on nodes with RDMA adapters."
     ),
-    remedy=everywhere("systemctl edit containerd"),
+    fix=Fix("systemctl edit containerd"),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
     refs=("https://github.com/NVIDIA/nccl-tests/issues/206",),
 )

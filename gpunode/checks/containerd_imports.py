@@ -41,7 +41,7 @@ _MOST = 8
     looks_at="settings of containerd's file that an imported one removes because it replaces the whole "
     "table, against what the running daemon has loaded (CRI Status). From 2.0 on, files are merged "
     "key by key." + WHERE,
-    remedy=fixes.CONFIGURE_CONTAINERD,
+    fix=fixes.CONFIGURE_CONTAINERD,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-cri-disabled"),
@@ -148,7 +148,7 @@ def _line(node: Node, lost: Lost) -> int | None:
     severity="info",
     looks_at=f"{DEFAULT_CONFIG}, on nodes where k3s, rke2, k0s or microk8s provides the kubelet's "
     "containerd and no other containerd runs.",
-    remedy=fixes.CONFIGURE_CONTAINERD,
+    fix=fixes.CONFIGURE_CONTAINERD,
     blocked_by=("pci-no-gpu", "containerd-runtime-missing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/982",),
 )

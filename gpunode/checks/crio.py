@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
-from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart, same, syntax
+from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart, syntax
 from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, place_of, seen, skip, warn
 from gpunode.checks.units import if_stopped_again, seen_unit, stays_stopped
 from gpunode.errors import ConfigError, DaemonError
@@ -26,9 +26,9 @@ from gpunode.output.typed import as_dict, as_strings
 # Fixes for CRI-O.
 
 _RESTART = restart("crio", RESTARTS_CRIO)
-RESTART = same(_RESTART)
-CONFIGURE = same(configure("crio"))
-EDIT = same(_RESTART.after("${EDITOR:-vi} /etc/crio/crio.conf.d/99-nvidia.conf"))
+RESTART = _RESTART
+CONFIGURE = configure("crio")
+EDIT = _RESTART.after("${EDITOR:-vi} /etc/crio/crio.conf.d/99-nvidia.conf")
 
 
 def restart_crio(unit: str | None) -> Fix:
@@ -91,7 +91,7 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
         f"the handlers of the running daemon (/config), its configuration files, and {_UNREAD}, which "
         "it never reads. No handler is needed if containers get GPUs through CDI, a hook or NRI."
     ),
-    remedy=CONFIGURE,
+    fix=CONFIGURE,
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
     refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
@@ -128,7 +128,7 @@ def crio_runtime_missing(node: Node) -> Verdict:
         "CRI-O's socket and whether the daemon answers within 3 seconds. If it isn't running: whether "
         "its configuration files are valid and the monitor (conmon) that they name exists."
     ),
-    remedy=RESTART,
+    fix=RESTART,
     blocked_by=("pci-no-gpu",),
     classes=CLUSTER_NODES,
     preflight=("crio", "kubernetes"),
@@ -244,7 +244,7 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
     "crio",
     title="The binaries of CRI-O's handlers exist",
     looks_at="runtime_path and monitor_path of the nvidia handlers and of the default one (/config).",
-    remedy=CONFIGURE,
+    fix=CONFIGURE,
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-runtime-missing"),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
@@ -290,7 +290,7 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
         "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the "
         "kubelet gets it from CRI-O (1.31 and later with CRI-O 1.28)."
     ),
-    remedy=EDIT,
+    fix=EDIT,
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "crio-not-running", "crio-runtime-missing"),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
@@ -346,7 +346,7 @@ _IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
         "every file below CRI-O's drop-in directory: backup copies (*.bak, *.rpmsave, *~), files that "
         "can't be parsed, and several files that define the nvidia handler differently."
     ),
-    remedy=EDIT,
+    fix=EDIT,
     blocked_by=("pci-no-gpu", "crio-runtime-missing"),
     preflight=("crio",),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.d.5.md",),
@@ -421,7 +421,7 @@ def _twice(files: CrioConfig) -> Verdict | None:
         f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, if "
         "containers don't get GPUs through CDI."
     ),
-    remedy=CONFIGURE,
+    fix=CONFIGURE,
     blocked_by=("pci-no-gpu", "toolkit-missing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
 )
@@ -443,7 +443,7 @@ def crio_hooks_mode(node: Node) -> Verdict:
     if node.gpu_specs:
         return ok("containers get GPUs through CDI; see hook-conflict for hooks that interfere", *evidence)
     if any(hook.path.rpartition("/")[0] in directories for hook in hooks):
-        fix = CONFIGURE.other
+        fix = CONFIGURE
         return note(
             "an OCI hook adds GPUs to containers, which the toolkit deprecates in favour of CDI",
             *evidence,
@@ -464,7 +464,7 @@ def crio_hooks_mode(node: Node) -> Verdict:
     title="The kubelet uses the CRI-O that is running",
     severity="info",
     looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is installed but not running is fine.",
-    remedy=RESTART,
+    fix=RESTART,
     blocked_by=("pci-no-gpu",),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/",),
 )

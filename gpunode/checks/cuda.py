@@ -58,7 +58,7 @@ def other_image(release: str) -> Fix:
     return Fix(f"use an image of CUDA {release} or older", needs_root=False)
 
 
-OTHER_RELEASE = fixes.same(other_release("12.9"))
+OTHER_RELEASE = other_release("12.9")
 
 
 def newer_driver(
@@ -102,7 +102,7 @@ _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the oth
         "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, as reported by the engines "
         "that hold it (none is pulled), against the driver, its CUDA version and the GPUs."
     ),
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=(
@@ -203,7 +203,7 @@ def _not_pulled(reference: str, search: Search) -> Verdict:
     title="The CUDA sample image supports these GPUs",
     severity="warning",
     looks_at="with --image REF of a CUDA sample: its CUDA version against each GPU.",
-    remedy=fixes.same(VERIFY),
+    fix=VERIFY,
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://catalog.ngc.nvidia.com/orgs/nvidia/teams/k8s/containers/cuda-sample",),
@@ -251,7 +251,7 @@ _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
     "cuda",
     title="The driver is new enough for the requested CUDA release",
     looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=(_COMPATIBILITY,),
@@ -284,7 +284,7 @@ def cuda_driver_version(node: Node) -> Verdict:
     title="The driver can compile the PTX of the requested CUDA release",
     severity="warning",
     looks_at="the driver's own CUDA release against --cuda X.Y or CUDA_VERSION of --image REF.",
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=(_COMPATIBILITY,),
@@ -320,7 +320,7 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
         "each GPU's compute capability against the CUDA releases that can compile for it. The release "
         "is --cuda X.Y or CUDA_VERSION of --image REF."
     ),
-    remedy=OTHER_RELEASE,
+    fix=OTHER_RELEASE,
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://developer.nvidia.com/cuda-gpus",),
@@ -383,7 +383,7 @@ FIND_COMPAT = fixes.look(
     looks_at=(
         "whether /etc/ld.so.cache resolves libcuda.so.1 to cuda-compat, and the version of that library."
     ),
-    remedy=fixes.same(FIND_COMPAT),
+    fix=FIND_COMPAT,
     blocked_by=("module-not-loaded", "libcuda-missing"),
     preflight=(),
     classes=HOST,
@@ -432,7 +432,7 @@ def _without(node: Node, library: Library) -> Fix:
     "cuda",
     title="CUDA computes on every device",
     looks_at="with --deep: a vector addition on every GPU and MIG device, through libcuda, on the host.",
-    remedy=fixes.READ_KERNEL_LOG,
+    fix=fixes.READ_KERNEL_LOG,
     blocked_by=(
         "module-not-loaded",
         "dev-nodes-missing",

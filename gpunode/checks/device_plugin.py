@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
-from gpunode.checks.fixes import everywhere, set_plugin_variable
+from gpunode.checks.fixes import set_plugin_variable
 from gpunode.checks.kubelet import RESTART_POD, has_own_plugin, restart_plugin
 from gpunode.checks.model import CLUSTER_NODES, Verdict, ago, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
@@ -50,9 +50,9 @@ _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _GPU_WORDS = ("gpu", "nvidia", "cuda")  # part of every other vendor's name for a share
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
-_DEPLOY = everywhere(
+_DEPLOY = Fix(
     "gpunode setup --kubernetes",
-    "restart",
+    disruptive="restart",
     disturbs="configures the kubelet's container engine, and restarts it if needed: running pods continue",
 )
 _ASK_OPERATOR = fixes.look(
@@ -136,7 +136,7 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
         "the resources nvidia.com/... that the running kubelet reports (PodResources), else those in "
         "its checkpoint. No plugin is needed if NVIDIA's DRA driver allocates the GPUs."
     ),
-    remedy=_DEPLOY,
+    fix=_DEPLOY,
     classes=CLUSTER_NODES,
     unless=("vfio-host",),
     blocked_by=(
@@ -223,7 +223,7 @@ def _cause(text: str) -> str:
     return ": ".join(parts)[:_SHOWN]
 
 
-_RESTART_POD = fixes.same(RESTART_POD)
+_RESTART_POD = RESTART_POD
 
 
 @check(
@@ -237,7 +237,7 @@ _RESTART_POD = fixes.same(RESTART_POD)
         "and MIG devices may exceed the number of GPUs; a plugin that is configured to register only some "
         "of the GPUs is fine."
     ),
-    remedy=_RESTART_POD,
+    fix=_RESTART_POD,
     classes=CLUSTER_NODES,
     blocked_by=(
         *_BELOW,
@@ -291,7 +291,7 @@ def allocatable_zero(node: Node) -> Verdict:
 
 
 _AFTER_FALLEN = replace(
-    fixes.REBOOT.other,
+    fixes.REBOOT,
     before="First save the driver's report for the vendor: nvidia-bug-report.sh",
     note="If the GPU is missing again after this, power the node off and on; then ask the node's vendor",
 )
@@ -403,7 +403,7 @@ def _age(node: Node, line: str) -> str:
         "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
         "of its pod (CRI). A registration that the log shows after the error makes it fine."
     ),
-    remedy=_RESTART_POD,
+    fix=_RESTART_POD,
     classes=CLUSTER_NODES,
     blocked_by=(*_BELOW, *_MIG),
     needs=("kubelet",),
@@ -522,7 +522,7 @@ _PLUGIN_SETTINGS_REFS = (
         f"(containerd's release and CRI Status), the kubelet's release, and {BY_ENVVAR} and "
         f"{BY_MOUNTS} in the toolkit's config.toml."
     ),
-    remedy=fixes.same(fixes.configure("containerd", "--cdi")),
+    fix=fixes.configure("containerd", "--cdi"),
     classes=CLUSTER_NODES,
     table=tables.TABLE,
     blocked_by=(
@@ -609,7 +609,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, Fix] | None:
         "policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
         "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
     ),
-    remedy=fixes.same(replace(set_plugin_variable("PASS_DEVICE_SPECS=true"), needs_root=False)),
+    fix=replace(set_plugin_variable("PASS_DEVICE_SPECS=true"), needs_root=False),
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),
@@ -650,7 +650,7 @@ def plugin_device_specs(node: Node) -> Verdict:
     return ok("the device plugin reports device files to the kubelet")
 
 
-_SHOW_PLUGINS = fixes.same(fixes.keep_one_plugin("NVIDIA GPUs"))
+_SHOW_PLUGINS = fixes.keep_one_plugin("NVIDIA GPUs")
 
 
 @check(
@@ -659,7 +659,7 @@ _SHOW_PLUGINS = fixes.same(fixes.keep_one_plugin("NVIDIA GPUs"))
     title="Only one device plugin runs",
     severity="warning",
     looks_at="running device plugins for NVIDIA GPUs, each container counted once.",
-    remedy=_SHOW_PLUGINS,
+    fix=_SHOW_PLUGINS,
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),
@@ -696,7 +696,7 @@ def plugin_multiple(node: Node) -> Verdict:
         "beside a device plugin, and NVIDIA GPUs registered by other vendors' plugins beside "
         "nvidia.com/... (PodResources)."
     ),
-    remedy=_SHOW_PLUGINS,
+    fix=_SHOW_PLUGINS,
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     needs=("kubelet",),
@@ -751,13 +751,11 @@ def _under_two_names(node: Node) -> Verdict | None:
     "kubelet",
     title="The device plugin mounts the kubelet's directory",
     looks_at=f"whether {DEVICE_PLUGINS} in the plugin's container is the node's directory.",
-    remedy=fixes.same(
-        fixes.look(
-            "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins",
-            "With kubectl edit daemonset, set the hostPath of the plugin's volume to "
-            f"{DEVICE_PLUGINS}. {fixes.EVERY_NODE}",
-            needs_root=False,
-        )
+    fix=fixes.look(
+        "kubectl get daemonsets --all-namespaces --output yaml | grep --context 3 device-plugins",
+        "With kubectl edit daemonset, set the hostPath of the plugin's volume to "
+        f"{DEVICE_PLUGINS}. {fixes.EVERY_NODE}",
+        needs_root=False,
     ),
     classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fix, Step
-from gpunode.checks.fixes import UPGRADE_TOOLKIT, Remedy, everywhere, per_family
+from gpunode.checks.fixes import UPGRADE_TOOLKIT, per_family
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
@@ -53,7 +53,7 @@ _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
     looks_at=(
         "/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in /proc/driver/nvidia/gpus/*/information."
     ),
-    remedy=fixes.MAKE_NODES,
+    fix=fixes.MAKE_NODES,
     blocked_by=("module-not-loaded",),
     classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
@@ -98,7 +98,7 @@ def _container_is_gone(node: Node) -> bool:
         "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
         "/proc/driver/nvidia/capabilities/gpu*/mig."
     ),
-    remedy=fixes.everywhere("nvidia-smi -L", note="Run as root, nvidia-smi creates the missing device files"),
+    fix=Fix("nvidia-smi -L", note="Run as root, nvidia-smi creates the missing device files"),
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
     preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
@@ -134,7 +134,7 @@ def _minor(path: str) -> int:
     "devices",
     title="Device files have the right major numbers",
     looks_at="the major number of every /dev/nvidia* and /dev/nvidia-caps/* against /proc/devices.",
-    remedy=fixes.MAKE_NODES,
+    fix=fixes.MAKE_NODES,
     blocked_by=("module-not-loaded",),
     classes=HOST_OR_CONTAINER,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1934",),
@@ -166,7 +166,7 @@ def dev_node_major_stale(node: Node) -> Verdict:
     "devices",
     title="The unified memory module is loaded",
     looks_at="/sys/module/nvidia_uvm and /dev/nvidia-uvm.",
-    remedy=fixes.LOAD_UVM,
+    fix=fixes.LOAD_UVM,
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
     classes=HOST_OR_CONTAINER,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/689",),
@@ -189,9 +189,8 @@ def uvm_not_loaded(node: Node) -> Verdict:
 # Fixes for device files and the persistence daemon.
 
 _ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
-_START = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
-START_PERSISTENCED = Remedy(_START, _START, _START, _START)
-RESTART_PERSISTENCED = everywhere("systemctl restart nvidia-persistenced", disturbs=DISRUPTS_NOTHING)
+START_PERSISTENCED = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
+RESTART_PERSISTENCED = Fix("systemctl restart nvidia-persistenced", disturbs=DISRUPTS_NOTHING)
 INSTALL_PERSISTENCED = per_family(
     f"apt install nvidia-persistenced && {' '.join(_ENABLE)}",
     f"dnf install nvidia-persistenced && {' '.join(_ENABLE)}",
@@ -204,17 +203,17 @@ UNIT_OF_RUN_INSTALLER = Fix(
 )
 
 # the check names the containers and how to restart each; without root they are unknown
-RESTART_CONTAINERS = fixes.same(
-    fixes.look("gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers")
+RESTART_CONTAINERS = fixes.look(
+    "gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers"
 )
-START_IMEX = fixes.same(fixes.restart("nvidia-imex", RESTARTS_IMEX))
-OPEN_DEVICES = everywhere(
+START_IMEX = fixes.restart("nvidia-imex", RESTARTS_IMEX)
+OPEN_DEVICES = Fix(
     "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf"
 ).then_reboot()
-MAKE_CHANNEL = everywhere(
+MAKE_CHANNEL = Fix(
     "echo 'options nvidia NVreg_CreateImexChannel0=1' > /etc/modprobe.d/nvidia-imex.conf"
 ).then_reboot()
-MAKE_LINKS = everywhere(
+MAKE_LINKS = Fix(
     "for file in /dev/nvidia?*; do [ -c $file ] && "
     "ln -sf $file /dev/char/$((0x$(stat -c %t $file))):$((0x$(stat -c %T $file))); done"
 )
@@ -270,7 +269,7 @@ _AUTO = Fix("gpunode toolkit config set nvidia-container-runtime.mode=auto")
 
 def by_cdi(old_toolkit: bool) -> Fix:
     """Use CDI, so that runc passes the GPUs to systemd; for toolkit releases that support it."""
-    return replace(UPGRADE_TOOLKIT.other if old_toolkit else _AUTO, note=_LATER)
+    return replace(UPGRADE_TOOLKIT if old_toolkit else _AUTO, note=_LATER)
 
 
 _RW = 0o006
@@ -289,7 +288,7 @@ _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
         "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
         f"{PARAMETERS}. Files in /dev/nvidia-caps are restricted to root by design."
     ),
-    remedy=OPEN_DEVICES,
+    fix=OPEN_DEVICES,
     blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
 )
@@ -340,7 +339,7 @@ def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
         "doesn't know about (the toolkit's legacy mode), or from runc 1.1.3 to 1.1.6, which ignores "
         "devices without a link in /dev/char."
     ),
-    remedy=MAKE_LINKS,
+    fix=MAKE_LINKS,
     blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
     table="version_gates",
     refs=(
@@ -387,7 +386,7 @@ def dev_char_symlinks(node: Node) -> Verdict:
         f"{devices.IMEX_CHANNELS} and {_IMEX}, if the GPUs belong to an NVLink domain that spans "
         "several nodes."
     ),
-    remedy=MAKE_CHANNEL,
+    fix=MAKE_CHANNEL,
     blocked_by=("nvml-hang",),
     refs=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
 )
@@ -405,7 +404,7 @@ def imex_channels(node: Node) -> Verdict:
     state = node.units.get(_IMEX)
     domain = seen(f"NVML, GPU {joined[0].index}", f"NVLink domain {joined[0].fabric.cluster}")
     if state is not None and state.active == "failed":
-        return warn("the IMEX daemon has failed", seen(_IMEX, state), domain, fix=START_IMEX.other)
+        return warn("the IMEX daemon has failed", seen(_IMEX, state), domain, fix=START_IMEX)
     channels = node.host.devices(devices.IMEX_CHANNELS)
     closed = [channel for channel in channels if channel.mode & _RW != _RW]
     if closed:
@@ -454,7 +453,7 @@ _STARTED_BY = {
         "device list for the scope, if systemd was reloaded after the container started. gpunode runs "
         "nothing in a container."
     ),
-    remedy=RESTART_CONTAINERS,
+    fix=RESTART_CONTAINERS,
     blocked_by=("pci-no-gpu", "module-not-loaded"),
     refs=(
         "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
@@ -564,7 +563,7 @@ _SOCKET = "/run/nvidia-persistenced/socket"
     title="The driver keeps the GPUs initialised",
     severity="warning",
     looks_at=f"NVML's persistence mode of each GPU, and whether {_PROGRAM} runs.",
-    remedy=START_PERSISTENCED,
+    fix=START_PERSISTENCED,
     blocked_by=("nvml-hang", "persistenced-broken"),
     unless=("vgpu-guest",),
     refs=("https://docs.nvidia.com/deploy/driver-persistence/",),
@@ -602,7 +601,7 @@ def keep_initialised(node: Node) -> Fix | None:
     if state is not None and state.runs:
         return None
     if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
-        return START_PERSISTENCED.other
+        return START_PERSISTENCED
     return _install(node)
 
 
@@ -628,7 +627,7 @@ def _install(node: Node) -> Fix:
     title="The persistence daemon works",
     severity="warning",
     looks_at=f"{_UNIT} as systemd reports it, {_SOCKET}, and the user that the unit names.",
-    remedy=RESTART_PERSISTENCED,
+    fix=RESTART_PERSISTENCED,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing"),
     unless=("vgpu-guest",),
     refs=("https://docs.nvidia.com/deploy/driver-persistence/",),

@@ -48,9 +48,7 @@ from gpunode.output.typed import as_dict
         "GPUs. Its image is built from this node's own Python: nothing is pulled, and image and "
         "container are removed afterwards."
     ),
-    remedy=fixes.same(
-        fixes.look("gpunode verify --on docker", "Fix what it reports: it names the step that fails")
-    ),
+    fix=fixes.look("gpunode verify --on docker", "Fix what it reports: it names the step that fails"),
     blocked_by=(
         "pci-no-gpu",
         "nvml-hang",
@@ -153,7 +151,7 @@ def _reloads(node: Node, docker: Daemon) -> bool:
     return not beyond_reload(node.host, docker)
 
 
-_CONFIGURE = fixes.CONFIGURE_DOCKER.other.command
+_CONFIGURE = fixes.CONFIGURE_DOCKER.command
 REPLACE_SNAP = per_family(
     f"snap remove docker && apt install docker.io && {_CONFIGURE}",
     f"snap remove docker && dnf install docker-ce && {_CONFIGURE}",
@@ -164,7 +162,7 @@ REPLACE_SNAP = per_family(
     effect="stops and removes all containers of the snap, with its images and volumes",
     before="First save what you need: docker save, docker cp, and a copy of /var/snap/docker/common",
 )
-CONFIGURE_DEFAULT = fixes.same(fixes.configure("docker", "--set-as-default"))
+CONFIGURE_DEFAULT = fixes.configure("docker", "--set-as-default")
 INSTALL = per_family(
     f"apt install docker.io && {_CONFIGURE}",
     f"dnf install docker-ce && {_CONFIGURE}",
@@ -201,7 +199,7 @@ UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-inv
         "duplicate key is a warning; an empty file or a byte order mark is an error before Docker 23. "
         "If the kubelet uses another engine, all of this is a warning."
     ),
-    remedy=fixes.EDIT_DAEMON_JSON,
+    fix=fixes.EDIT_DAEMON_JSON,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu",),
@@ -288,7 +286,7 @@ def readable(node: Node) -> dict[str, Any] | None:
         "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys "
         "of daemon.json. Only runtimes may be set in both."
     ),
-    remedy=fixes.EDIT_DAEMON_JSON,
+    fix=fixes.EDIT_DAEMON_JSON,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
@@ -367,7 +365,7 @@ def line_of(text: str, needle: str) -> int | None:
         "engine. A stopped Docker is fine if the kubelet uses another engine or its unit is masked. A "
         "docker.socket of systemd isn't woken up, but docker.service behind it must not have failed."
     ),
-    remedy=fixes.START_DOCKER,
+    fix=fixes.START_DOCKER,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -488,7 +486,7 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
         "runtimes and default-runtime in daemon.json against what the running daemon reports (/info). "
         "If the kubelet uses another engine, a difference is a warning."
     ),
-    remedy=fixes.RELOAD_DOCKER,
+    fix=fixes.RELOAD_DOCKER,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -544,7 +542,7 @@ def docker_not_restarted(node: Node) -> Verdict:
         "this node's engine. It is a warning if only --runtime=nvidia is affected, because docker run "
         "--gpus uses the toolkit's hook, and no fault if Docker adds GPUs through CDI."
     ),
-    remedy=fixes.CONFIGURE_DOCKER,
+    fix=fixes.CONFIGURE_DOCKER,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -640,7 +638,7 @@ def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
         "the keys of daemon.json. A key that gpunode doesn't know is checked with dockerd --validate, "
         "which only reads the file. If the kubelet uses another engine, an unknown key is a warning."
     ),
-    remedy=fixes.EDIT_DAEMON_JSON,
+    fix=fixes.EDIT_DAEMON_JSON,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
@@ -688,7 +686,7 @@ def _renamed(key: str) -> tuple[str, str]:
     looks_at=(
         "the default runtime of the running daemon (/info) and its binary, if Docker is this node's engine."
     ),
-    remedy=CONFIGURE_DEFAULT,
+    fix=CONFIGURE_DEFAULT,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=(
@@ -737,7 +735,7 @@ def docker_default_runtime(node: Node) -> Verdict:
     "docker",
     title="Docker and the kubelet use one cgroup driver",
     looks_at="CgroupDriver of the running daemon (/info) and cgroupDriver of a kubelet that uses Docker.",
-    remedy=fixes.EDIT_DAEMON_JSON,
+    fix=fixes.EDIT_DAEMON_JSON,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "docker-not-running"),

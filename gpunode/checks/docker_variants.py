@@ -25,7 +25,7 @@ from gpunode.facts.writers import is_nvidia_program
         "whether the running dockerd belongs to the docker snap, its runtimes, and whether another "
         "Docker runs beside it. Skipped if the kubelet uses another engine."
     ),
-    remedy=docker.REPLACE_SNAP,
+    fix=docker.REPLACE_SNAP,
     blocked_by=("pci-no-gpu", "driver-not-installed", "module-not-loaded"),
     preflight=("docker",),
     refs=("https://github.com/canonical/docker-snap",),
@@ -74,7 +74,7 @@ def docker_snap(node: Node) -> Verdict:
         "users who run Docker Desktop, and the context in their ~/.docker/config.json. Skipped if the "
         "kubelet uses another engine."
     ),
-    remedy=docker.INSTALL,
+    fix=docker.INSTALL,
     blocked_by=("pci-no-gpu",),
     preflight=("docker",),
     refs=("https://docs.docker.com/desktop/features/gpu/",),
@@ -110,7 +110,7 @@ def docker_desktop(node: Node) -> Verdict:
         "every dockerd that an ordinary user runs: its own daemon.json and the toolkit configuration "
         "that applies to it. A rootless Docker without GPUs is a finding only if no other engine runs."
     ),
-    remedy=docker.INSTALL,
+    fix=docker.INSTALL,
     blocked_by=("pci-no-gpu", "driver-not-installed", "toolkit-missing"),
     refs=("https://docs.docker.com/engine/security/rootless/",),
     table=tables.TABLE,
@@ -176,7 +176,7 @@ def _prepare(node: Node, daemon: Daemon) -> Fix:
     "docker",
     title="Docker is new enough for GPUs",
     looks_at="the running dockerd's version, if Docker is this node's engine. The minimum is 19.03.",
-    remedy=docker.UPGRADE,
+    fix=docker.UPGRADE,
     classes=ENGINE_NODES,
     unless=NO_ENGINE,
     blocked_by=("pci-no-gpu",),

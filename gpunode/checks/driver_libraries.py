@@ -43,7 +43,7 @@ from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
     "driver",
     title="libnvidia-ml.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libnvidia-ml.so.1, 64-bit.",
-    remedy=fixes.INSTALL_LIBRARIES,
+    fix=fixes.INSTALL_LIBRARIES,
     preflight=ANY_ENGINE,
     blocked_by=("driver-not-installed", "wsl2"),
     classes=EVERYWHERE_BUT_TEGRA,
@@ -61,7 +61,7 @@ def libnvidia_ml_missing(node: Node) -> Verdict:
     "driver",
     title="libcuda.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libcuda.so.1, 64-bit.",
-    remedy=fixes.INSTALL_LIBRARIES,
+    fix=fixes.INSTALL_LIBRARIES,
     preflight=ANY_ENGINE,
     blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
     classes=EVERYWHERE_BUT_TEGRA,
@@ -112,7 +112,7 @@ def _link(node: Node, path: str) -> Fix:
     title="libcuda.so.1 is the driver's library",
     severity="warning",
     looks_at="whether libcuda.so.1 resolves to a file in the directory stubs/ of a CUDA toolkit.",
-    remedy=driver_packages.DROP_STUBS,
+    fix=driver_packages.DROP_STUBS,
     blocked_by=("libcuda-missing",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/",),
@@ -137,7 +137,7 @@ def libcuda_stub(node: Node) -> Verdict:
     title="nvidia-smi is installed",
     severity="warning",
     looks_at="an executable nvidia-smi in PATH and in the usual directories of the driver's programs.",
-    remedy=fixes.INSTALL_LIBRARIES,
+    fix=fixes.INSTALL_LIBRARIES,
     blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
     classes=(*HOST, WSL2),
     unless=("operator-driver", "immutable"),
@@ -181,7 +181,7 @@ def nvidia_smi_missing(node: Node) -> Verdict:
         "NVML's initialisation and its list of GPUs, queried in a child process with a limit of 15 "
         "seconds (20 for more than four GPUs)."
     ),
-    remedy=fixes.READ_KERNEL_LOG,
+    fix=fixes.READ_KERNEL_LOG,
     preflight=ANY_ENGINE,
     blocked_by=(
         "module-not-loaded",
@@ -229,7 +229,7 @@ def nvml_hang(node: Node) -> Verdict:
 
 
 _REBOOT_OR_RESET = replace(
-    fixes.REBOOT.other,
+    fixes.REBOOT,
     note="If it hangs too, because processes wait for the driver, reset the node at its management "
     "controller (BMC)",
 )
@@ -248,7 +248,7 @@ def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
     "driver",
     title="All libraries come from one driver version",
     looks_at="the versions in the real file names of libnvidia-ml.so.1 and libcuda.so.1.",
-    remedy=fixes.INSTALL_LIBRARIES,
+    fix=fixes.INSTALL_LIBRARIES,
     blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
     classes=HOST_OR_CONTAINER,
     preflight=ANY_ENGINE,
@@ -279,7 +279,7 @@ def driver_libs_mixed(node: Node) -> Verdict:
         "and libcuda.so.1, the module on disk, and the package manager's log for what installed the "
         "libraries."
     ),
-    remedy=fixes.REBOOT,
+    fix=fixes.REBOOT,
     blocked_by=("module-not-loaded", "libnvidia-ml-missing", "driver-libs-mixed"),
     classes=HOST_OR_CONTAINER,
     preflight=ANY_ENGINE,
@@ -379,7 +379,7 @@ def _rebuild(node: Node, version: str) -> Fix:
         "modinfo -F version nvidia for the kernel of the next boot, against /sys/module/nvidia/version "
         "and the libraries."
     ),
-    remedy=fixes.REBOOT,
+    fix=fixes.REBOOT,
     blocked_by=("module-not-loaded", "driver-lib-mismatch"),
     classes=HOST,
     reboot=True,
@@ -401,7 +401,7 @@ def driver_upgrade_pending(node: Node) -> Verdict:
     stays = next((library for library in _libraries(node) if library.version == module.version), None)
     if stays is None:
         summary = f"driver {upcoming} is installed; {module.version} stays loaded until the next reboot"
-        return warn(summary, *evidence, fix=fixes.REBOOT.other)
+        return warn(summary, *evidence, fix=fixes.REBOOT)
     return warn(
         f"the next reboot breaks the GPUs: it loads module {upcoming}, but the libraries are {stays.version}",
         *evidence,
@@ -424,7 +424,7 @@ MINIMUM = (384, 81)
     looks_at=(
         "/sys/module/nvidia/version. The minimum is 384.81; GPUs without a driver may need a newer branch."
     ),
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     classes=HOST_OR_CONTAINER,
     refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
@@ -458,7 +458,7 @@ def driver_too_old(node: Node) -> Verdict:
         "PCI device ids of GPUs without a driver against the driver's branch. For GPUs with a known "
         "last supported branch, also whether the package cuda-drivers would upgrade past it."
     ),
-    remedy=driver_packages.HOLD_BRANCH,
+    fix=driver_packages.HOLD_BRANCH,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     unless=("operator-driver", "vfio-host"),
     preflight=ANY_ENGINE,
@@ -509,7 +509,7 @@ def _stays(node: Node, package: Package) -> bool:
         "PCI device ids of GPUs without a driver, and whether the module is the open one: "
         "/proc/driver/nvidia/version, or the module's license if it isn't loaded."
     ),
-    remedy=fixes.INSTALL_DRIVER,
+    fix=fixes.INSTALL_DRIVER,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     unless=("operator-driver", "vfio-host"),
     preflight=ANY_ENGINE,
@@ -592,7 +592,7 @@ def _version(node: Node, flavour: str = "") -> Evidence:
     title="The driver's branch still gets security fixes",
     severity="warning",
     looks_at="the driver's branch against the branches that NVIDIA's last security bulletin has fixes for.",
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-too-old"),
     unless=("operator-driver", "vgpu-guest"),
     refs=("https://github.com/NVIDIA/product-security",),

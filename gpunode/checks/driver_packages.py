@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, Fix
-from gpunode.checks.fixes import DRIVER_GUIDE, Remedy, everywhere, per_family
+from gpunode.checks.fixes import DRIVER_GUIDE, FixByFamily, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
 from gpunode.facts.driver import Supports
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _GUIDE = f"follow {DRIVER_GUIDE}"
 
 
-def install_headers(release: str) -> Remedy:
+def install_headers(release: str) -> FixByFamily:
     """Install what DKMS needs to build for this kernel. SUSE's package has the flavour in its name."""
     return per_family(
         f"apt install {linux_headers(release)}",
@@ -47,20 +47,16 @@ def install_headers(release: str) -> Remedy:
 
 # MokManager times out after ten seconds: before the reboot, an administrator must know what it will prompt
 # for
-LIST_NEW_KEYS = fixes.same(
-    fixes.look(
-        "mokutil --list-new",
-        "Have the password ready that was set when the key was imported. Open the node's console (or "
-        "its BMC's) before the reboot, press a key within ten seconds, choose Enroll MOK and enter it",
-    )
+LIST_NEW_KEYS = fixes.look(
+    "mokutil --list-new",
+    "Have the password ready that was set when the key was imported. Open the node's console (or "
+    "its BMC's) before the reboot, press a key within ten seconds, choose Enroll MOK and enter it",
 )
 
-SHOW_MODPROBE = fixes.same(
-    fixes.look(
-        "grep -rn nvidia /etc/modprobe.d /usr/lib/modprobe.d /run/modprobe.d",
-        "Delete the line that sets it, rebuild the initramfs and reboot",
-        needs_root=False,
-    )
+SHOW_MODPROBE = fixes.look(
+    "grep -rn nvidia /etc/modprobe.d /usr/lib/modprobe.d /run/modprobe.d",
+    "Delete the line that sets it, rebuild the initramfs and reboot",
+    needs_root=False,
 )
 
 REINSTALL_FIRMWARE = replace(
@@ -98,24 +94,24 @@ REMOVE_RUN_INSTALL = per_family(
     "nvidia-uninstall",
 ).then_reboot()
 
-NO_OPERATOR_DRIVER = everywhere(
+NO_OPERATOR_DRIVER = Fix(
     "kubectl patch clusterpolicies.nvidia.com cluster-policy --type merge "
     '--patch \'{"spec":{"driver":{"enabled":false}}}\'',
-    "drain",
+    disruptive="drain",
     needs_root=False,
     note="This removes the operator's driver from all nodes of the cluster",
 )
 
-DROP_STUBS = everywhere("sed -i '\\#/stubs#d' /etc/ld.so.conf.d/*.conf /etc/ld.so.conf && ldconfig")
+DROP_STUBS = Fix("sed -i '\\#/stubs#d' /etc/ld.so.conf.d/*.conf /etc/ld.so.conf && ldconfig")
 
 _LINK_RULE = (
     'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", '
     'RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"'
 )
 
-LOAD_AT_BOOT = everywhere("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf")
+LOAD_AT_BOOT = Fix("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf")
 
-LINK_AT_BOOT = everywhere(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.rules")
+LINK_AT_BOOT = Fix(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.rules")
 
 
 # Which driver this node should have: the newest that supports its GPUs, under its packages' names.
@@ -509,7 +505,7 @@ def library_packages(node: Node) -> tuple[Package, ...]:
         "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins "
         "or their own exclusion lists keep them from upgrading the driver's libraries."
     ),
-    remedy=KEEP_DRIVER,
+    fix=KEEP_DRIVER,
     blocked_by=("driver-not-installed",),
     unless=("operator-driver", "immutable"),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -558,7 +554,7 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
         "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver "
         "beside the host's, and several versions of libcuda.so.1 in the linker's cache."
     ),
-    remedy=REMOVE_RUN_INSTALL,
+    fix=REMOVE_RUN_INSTALL,
     blocked_by=(
         "driver-not-installed",
         "driver-libs-mixed",
@@ -596,7 +592,7 @@ def _beside_operator(node: Node) -> Verdict:
         "the GPU operator installs a driver, but this node has its own driver",
         seen(OPERATOR_DRIVER, "the GPU operator's driver"),
         *(seen("/var/lib/dkms", f"source of {version}") for version in node.dkms),
-        fix=NO_OPERATOR_DRIVER.other,
+        fix=NO_OPERATOR_DRIVER,
     )
 
 

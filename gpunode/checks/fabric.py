@@ -49,7 +49,7 @@ _RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
         f"cards in {fabric.INFINIBAND} that use the driver mlx5_core, the module nvidia_peermem, "
         "modules-load.d and the kernel's log."
     ),
-    remedy=fixes.everywhere("modprobe nvidia-peermem"),
+    fix=Fix("modprobe nvidia-peermem"),
     blocked_by=("module-not-loaded",),
     classes=HOST,
     refs=(_RDMA_GUIDE,),
@@ -104,7 +104,7 @@ def peermem(node: Node) -> Verdict:
     title="The modules of GPUDirect Storage and GDRCopy are loaded",
     severity="info",
     looks_at="whether nvidia_fs and gdrdrv are built for the running kernel, and loaded.",
-    remedy=fixes.everywhere("modprobe nvidia_fs; modprobe gdrdrv"),
+    fix=Fix("modprobe nvidia_fs; modprobe gdrdrv"),
     blocked_by=("module-not-loaded",),
     classes=HOST,
     refs=("https://docs.nvidia.com/gpudirect-storage/", "https://github.com/NVIDIA/gdrcopy"),
@@ -145,9 +145,9 @@ MATCHING_MANAGER = fixes.per_family(
     disruptive="restart",
     disturbs=RESTARTS_FABRIC_MANAGER,
 )
-START_MANAGER = fixes.same(_ENABLE)
+START_MANAGER = _ENABLE
 _LAYOUT = "/etc/gpunode-mig.yaml"
-KEEP_LAYOUT = fixes.everywhere(
+KEEP_LAYOUT = Fix(
     f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist",
     note="This saves the present layout and has it applied at each boot. It changes no MIG device now",
 )
@@ -161,24 +161,22 @@ OPERATORS_STRATEGY = Fix(
     disturbs=RESTARTS_PLUGINS,
 )
 # guests get their driver from the host's administrator, not from a public repository
-GUEST_DRIVER = fixes.everywhere(
+GUEST_DRIVER = Fix(
     "follow https://docs.nvidia.com/vgpu/",
     note="Ask the host's administrator or the cloud provider for the guest driver of the host's vGPU "
     "release, install it and reboot, which ends this machine's containers; or have the host's vGPU manager "
     "upgraded to this driver's release",
 )
-DRIVER_PODS = fixes.everywhere(
+DRIVER_PODS = Fix(
     "kubectl get pods --all-namespaces --output wide --selector app.kubernetes.io/component=nvidia-driver",
     needs_root=False,
 )
-READ_MANAGER_LOG = fixes.same(
-    fixes.look(
-        "journalctl -b -u nvidia-fabricmanager -n 50",
-        "The log names the NVSwitch or link. Stop the GPU work and disconnect the node's power for a "
-        "minute; if "
-        "the fault "
-        "returns, the part must be replaced",
-    )
+READ_MANAGER_LOG = fixes.look(
+    "journalctl -b -u nvidia-fabricmanager -n 50",
+    "The log names the NVSwitch or link. Stop the GPU work and disconnect the node's power for a "
+    "minute; if "
+    "the fault "
+    "returns, the part must be replaced",
 )
 
 
@@ -215,7 +213,7 @@ def _manager_package(node: Node, branch: int) -> str:
 def missing_manager(node: Node) -> Fix | None:
     """The GPU operator's driver includes its own fabric manager: its pod reports the failure."""
     if TRAITS["operator-driver"].holds(node):
-        return DRIVER_PODS.other
+        return DRIVER_PODS
     return matching_manager(node, node.module.version if node.module else "")
 
 
@@ -251,7 +249,7 @@ _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
     "fabric",
     title="The fabric manager has the driver's version",
     looks_at=f"the fabric manager's package, or its error in {manager.LOG}, and the loaded driver.",
-    remedy=MATCHING_MANAGER,
+    fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded",),
     classes=HOST,
     refs=(_GUIDE,),
@@ -277,7 +275,7 @@ def fabricmanager_version(node: Node) -> Verdict:
         if version == on_disk:
             return skip("the fabric manager matches the driver that becomes active after a reboot")
         return warn(f"{what}: it can't start again", *evidence, fix=matching_manager(node, loaded))
-    fix = fixes.REBOOT.other if version == on_disk else matching_manager(node, loaded)
+    fix = fixes.REBOOT if version == on_disk else matching_manager(node, loaded)
     return fail(f"{what}: it can't start", *evidence, fix=fix)
 
 
@@ -310,7 +308,7 @@ def _runs(node: Node) -> bool:
         "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
         f"{manager.UNIT} and processes {manager.PROGRAM}."
     ),
-    remedy=MATCHING_MANAGER,
+    fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
     classes=HOST,
     refs=(_GUIDE,),
@@ -343,7 +341,7 @@ def fabricmanager_missing(node: Node) -> Verdict:
         return fail(
             "the fabric manager isn't running, and its prerequisites are missing", *evidence, *parts, fix=fix
         )
-    return fail("the fabric manager isn't running", *evidence, fix=START_MANAGER.other)
+    return fail("the fabric manager isn't running", *evidence, fix=START_MANAGER)
 
 
 @check(
@@ -354,7 +352,7 @@ def fabricmanager_missing(node: Node) -> Verdict:
         f"SXid lines in the kernel's log (non-fatal ones of the last day only), and {manager.LOG} "
         "since the fabric manager's last start."
     ),
-    remedy=READ_MANAGER_LOG,
+    fix=READ_MANAGER_LOG,
     blocked_by=("module-not-loaded", "fabricmanager-version"),
     classes=HOST,
     refs=(_GUIDE,),
@@ -405,7 +403,7 @@ def _recent(node: Node, line: KernelLine) -> bool:
     "fabric",
     title="All GPUs have joined their NVLink fabric",
     looks_at="each GPU's fabric as NVML reports it: its state, the result of the training, its health.",
-    remedy=READ_MANAGER_LOG,
+    fix=READ_MANAGER_LOG,
     blocked_by=(
         "module-not-loaded",
         "nvml-hang",
@@ -481,11 +479,9 @@ _REFUSED = (
     title="Virtual GPUs have a licence",
     severity="warning",
     looks_at=f"the licences that NVML reports, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
-    remedy=fixes.same(
-        fixes.look(
-            f"journalctl -b -u {_UNIT} -n 30; timedatectl",
-            "Correct the token, the clock or the route to the licence server that the log names",
-        )
+    fix=fixes.look(
+        f"journalctl -b -u {_UNIT} -n 30; timedatectl",
+        "Correct the token, the clock or the route to the licence server that the log names",
     ),
     blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
     classes=HOST,
@@ -547,7 +543,7 @@ def _configured(node: Node) -> bool:
     "fabric",
     title="The guest driver is compatible with the host's vGPU manager",
     looks_at="messages of the guest driver about the host's vGPU manager in the kernel's log.",
-    remedy=GUEST_DRIVER,
+    fix=GUEST_DRIVER,
     blocked_by=("module-not-loaded",),
     classes=(VM,),
     refs=(_VERSIONS,),
@@ -575,7 +571,7 @@ def vgpu_driver_mismatch(node: Node) -> Verdict:
     title="GPUs with confidential computing accept work",
     severity="warning",
     looks_at="the state of confidential computing in NVML, and whether the GPUs are set to ready.",
-    remedy=fixes.everywhere(
+    fix=Fix(
         "nvidia-smi conf-compute -srs 1",
         before="First attest the GPUs: with this setting they accept work, whether attested or not",
         disturbs=DISRUPTS_NOTHING,

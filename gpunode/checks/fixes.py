@@ -33,7 +33,7 @@ FAMILIES = ("debian", "rhel", "suse", "other")
 
 
 @dataclass(frozen=True)
-class Remedy:
+class FixByFamily:
     """One command per family; `other` is for unknown distributions."""
 
     debian: Fix
@@ -46,19 +46,9 @@ class Remedy:
         known = {"debian": self.debian, "rhel": self.rhel, "suse": self.suse}
         return known.get(family, self.other)
 
-    def then_reboot(self) -> Remedy:
+    def then_reboot(self) -> FixByFamily:
         """The same commands, completed by a reboot."""
-        return Remedy(*(fix.then_reboot() for fix in (self.debian, self.rhel, self.suse, self.other)))
-
-
-def same(fix: Fix) -> Remedy:
-    """The same fix on every distribution."""
-    return Remedy(fix, fix, fix, fix)
-
-
-def everywhere(command: str, disruptive: str = "none", **fields: Any) -> Remedy:
-    """The same command on every distribution, with these fields of `Fix`."""
-    return same(Fix(command, disruptive=disruptive, **fields))
+        return FixByFamily(*(fix.then_reboot() for fix in (self.debian, self.rhel, self.suse, self.other)))
 
 
 def look(command: str, note: str, *, needs_root: bool = True) -> Fix:
@@ -66,9 +56,9 @@ def look(command: str, note: str, *, needs_root: bool = True) -> Fix:
     return Fix(command, needs_root=needs_root, look=True, note=note)
 
 
-def per_family(debian: str, rhel: str, suse: str, other: str, **fields: Any) -> Remedy:
+def per_family(debian: str, rhel: str, suse: str, other: str, **fields: Any) -> FixByFamily:
     """One command for each family, all with these fields of `Fix`."""
-    return Remedy(*(Fix(command, **fields) for command in (debian, rhel, suse, other)))
+    return FixByFamily(*(Fix(command, **fields) for command in (debian, rhel, suse, other)))
 
 
 DRIVER_GUIDE = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/"
@@ -87,7 +77,7 @@ def restart_later(fix: Fix) -> Fix:
     """An edit without the restart of containerd that ends it: only once the file can be parsed does the
     doctor find what else is wrong in it. A distribution renders its file at a restart, which can't wait."""
     edit, _, again = fix.command.rpartition(" && ")
-    if again != RESTART_CONTAINERD.other.command:
+    if again != RESTART_CONTAINERD.command:
         return fix
     note = (
         "Then run gpunode doctor. Only if it finds no other error in this file, restart containerd; running "
@@ -133,7 +123,7 @@ def restart(unit: str, disturbs: str) -> Fix:
     return Fix(f"systemctl restart {unit}", disruptive="restart", disturbs=disturbs)
 
 
-RESCAN_PCI = everywhere(
+RESCAN_PCI = Fix(
     "echo 1 > /sys/bus/pci/rescan",
     disturbs=effects.DISRUPTS_NOTHING,
     note=(
@@ -142,16 +132,16 @@ RESCAN_PCI = everywhere(
         "check on its host that the GPU is passed through"
     ),
 )
-POWER_OFF = everywhere(
+POWER_OFF = Fix(
     "systemctl poweroff",
-    "drain",
+    disruptive="drain",
     note="While it is off, disconnect the node's power, connect the GPU's power cables, and wait a minute "
     "before you connect the power again",
     disturbs="powers the node off: it has to be switched on at its management controller (BMC)",
 )
 
 # checks/preconditions.py has the command for systems where these fail
-INSTALL_DRIVER = everywhere("gpunode driver install --yes", disturbs=effects.REPLACES_DRIVER)
+INSTALL_DRIVER = Fix("gpunode driver install --yes", disturbs=effects.REPLACES_DRIVER)
 UPGRADE_DRIVER = INSTALL_DRIVER.then_reboot()
 
 
@@ -170,27 +160,29 @@ def _command_text(argv: tuple[str, ...]) -> str:
     return " ".join(f'"{word}"' if " " in word else word for word in argv)
 
 
-def blacklist(path: str, content: str) -> Remedy:
+def blacklist(path: str, content: str) -> FixByFamily:
     """Keep kernel modules from loading, and reboot: only the reboot is disruptive. The kernel's arguments
     are for nouveau alone."""
     most = None if "nouveau" in content else 1
     fixes = (keep_out(path, content, INITRAMFS.get(family, ())[:most]) for family in FAMILIES)
     reboot = Step(argv=("systemctl", "reboot"), disruptive="reboot")
-    return Remedy(*(replace(fix, steps=(*fix.steps, reboot), note=NO_REBOOT).then_reboot() for fix in fixes))
+    return FixByFamily(
+        *(replace(fix, steps=(*fix.steps, reboot), note=NO_REBOOT).then_reboot() for fix in fixes)
+    )
 
 
 BLACKLIST_NOUVEAU = blacklist(NOUVEAU_FILE, NOUVEAU_TEXT)
 BLACKLIST_NOVA = blacklist(NOVA_FILE, NOVA_TEXT)
 
 
-def rebind(*addresses: str) -> Remedy:
+def rebind(*addresses: str) -> Fix:
     """Unbind GPUs from their driver and bind them to nvidia. A plain probe isn't enough: a driver with their
     ids would bind to them again (kernel: sysfs-bus-pci, driver_override)."""
-    return everywhere(
+    return Fix(
         f"modprobe nvidia; cd /sys/bus/pci && for gpu in {' '.join(addresses)}; do "
         "echo $gpu > devices/$gpu/driver/unbind; echo nvidia > devices/$gpu/driver_override; "
         "echo $gpu > drivers_probe; done",
-        "drain",
+        disruptive="drain",
     )
 
 
@@ -226,9 +218,9 @@ ENROL_KEY = per_family(
     note=ENROL_NOTE,
 ).then_reboot()
 
-LOAD_MODULE = everywhere("modprobe nvidia && modprobe nvidia-uvm", safe=True)
+LOAD_MODULE = Fix("modprobe nvidia && modprobe nvidia-uvm", safe=True)
 
-REBOOT = everywhere("reboot", "reboot")
+REBOOT = Fix("reboot", disruptive="reboot")
 ON_HOST = "run on the host of this container: gpunode doctor"
 
 APT_LIBRARIES = ("libnvidia-compute", "nvidia-utils")
@@ -239,18 +231,16 @@ INSTALL_LIBRARIES = per_family(
     "ldconfig",
 )
 
-READ_KERNEL_LOG = same(
-    look(
-        "dmesg | grep -i -e nvrm -e nvidia | tail -n 20",
-        "The last lines name the fault. Only if they contain 'fallen off the bus' or 'RmInitAdapter failed', "
-        "shut the node down, which ends all that runs on it, and disconnect its power for a minute; if the "
-        "fault returns, the GPU, its slot or its power supply must be replaced",
-    )
+READ_KERNEL_LOG = look(
+    "dmesg | grep -i -e nvrm -e nvidia | tail -n 20",
+    "The last lines name the fault. Only if they contain 'fallen off the bus' or 'RmInitAdapter failed', "
+    "shut the node down, which ends all that runs on it, and disconnect its power for a minute; if the "
+    "fault returns, the GPU, its slot or its power supply must be replaced",
 )
 
 UNSAFE_PATH = "Only root may have write permission to each directory of the path and to the program"
 
-MAKE_NODES = everywhere("nvidia-modprobe -c0 -u", safe=True)
+MAKE_NODES = Fix("nvidia-modprobe -c0 -u", safe=True)
 
 
 def make_nodes(minors: tuple[int, ...]) -> Fix:
@@ -259,7 +249,7 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
     return Fix(f"nvidia-modprobe {options} && nvidia-modprobe -c0 -u", safe=True)
 
 
-LOAD_UVM = everywhere("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
+LOAD_UVM = Fix("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
 RESET_FIRST = "First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process"
 RESET_NOTE = (
@@ -267,18 +257,16 @@ RESET_NOTE = (
     "have the GPU open too. If you can't end them, reboot: that resets the GPU as well"
 )
 RESETS_IDLE = "resets only an idle GPU"  # nvidia-smi(1): no program may use it
-RESET = same(
-    Fix(
-        "nvidia-smi --gpu-reset",
-        disruptive="drain",
-        before=RESET_FIRST,
-        note=RESET_NOTE,
-        disturbs=RESETS_IDLE,
-    )
+RESET = Fix(
+    "nvidia-smi --gpu-reset",
+    disruptive="drain",
+    before=RESET_FIRST,
+    note=RESET_NOTE,
+    disturbs=RESETS_IDLE,
 )
 
-INSTALL_TOOLKIT = everywhere("gpunode toolkit install", disturbs=effects.DISRUPTS_NOTHING)
-UPGRADE_TOOLKIT = everywhere("gpunode toolkit install --upgrade")
+INSTALL_TOOLKIT = Fix("gpunode toolkit install", disturbs=effects.DISRUPTS_NOTHING)
+UPGRADE_TOOLKIT = Fix("gpunode toolkit install --upgrade")
 
 CONFIGURE = "gpunode configure-runtime"
 
@@ -304,14 +292,14 @@ def new_cgroup_driver(node: Node, fix: Fix, engine: str) -> Fix:
     return replace(drained.then_reboot(), disruptive="drain", effect=effect)
 
 
-START_DOCKER = same(restart("docker", effects.RESTARTS_DOCKER))
-EDIT_DAEMON_JSON = everywhere("${EDITOR:-vi} /etc/docker/daemon.json")
-RELOAD_DOCKER = everywhere("systemctl reload docker")
-CONFIGURE_DOCKER = same(configure("docker"))
+START_DOCKER = restart("docker", effects.RESTARTS_DOCKER)
+EDIT_DAEMON_JSON = Fix("${EDITOR:-vi} /etc/docker/daemon.json")
+RELOAD_DOCKER = Fix("systemctl reload docker")
+CONFIGURE_DOCKER = configure("docker")
 
-EDIT_CONTAINERD = everywhere("${EDITOR:-vi} /etc/containerd/config.toml")
-RESTART_CONTAINERD = same(restart("containerd", effects.RESTARTS_CONTAINERD))
-CONFIGURE_CONTAINERD = same(configure("containerd"))
+EDIT_CONTAINERD = Fix("${EDITOR:-vi} /etc/containerd/config.toml")
+RESTART_CONTAINERD = restart("containerd", effects.RESTARTS_CONTAINERD)
+CONFIGURE_CONTAINERD = configure("containerd")
 
 
 def restart_managed(manager: str, unit: str | None) -> Fix:
@@ -322,7 +310,7 @@ def restart_managed(manager: str, unit: str | None) -> Fix:
     return restart((unit or manager).removesuffix(".service"), effects.RESTARTS_KUBERNETES)
 
 
-REFRESH_CDI = everywhere("gpunode cdi refresh", safe=True)
+REFRESH_CDI = Fix("gpunode cdi refresh", safe=True)
 _STANDARD_CDI = "/var/run/cdi/nvidia.yaml"
 # specifications of devices that aren't GPUs, by class: nvidia-ctk's modes that generate them
 _OTHER_CDI = {
@@ -343,8 +331,8 @@ def rewrite_cdi(path: str, kind: str) -> Fix:
     return Fix("gpunode cdi refresh" if standard else f"gpunode cdi generate --output-file={path}", safe=True)
 
 
-START_KUBELET = same(restart("kubelet", effects.RESTARTS_KUBELET))
-RESTART_PLUGIN = everywhere("systemctl restart gpunode-device-plugin")
+START_KUBELET = restart("kubelet", effects.RESTARTS_KUBELET)
+RESTART_PLUGIN = Fix("systemctl restart gpunode-device-plugin")
 # NVIDIA's plugin is a pod, which the kubelet starts again, also if its container waits for a restart. The pod
 # of its MPS daemon has a similar name: the programs on shared GPUs would end with it
 RESTART_PLUGIN_POD = Fix(

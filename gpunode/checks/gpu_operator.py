@@ -8,7 +8,6 @@ from dataclasses import replace
 from gpunode.checks import fixes
 from gpunode.checks.device_plugin import PATIENCE, shown
 from gpunode.checks.finding import DISRUPTS_NOTHING, Fix
-from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
 from gpunode.errors import ConfigError
 from gpunode.facts.device_plugins import POD_LOGS, TOOLKIT, VALIDATIONS, stage_log
@@ -49,11 +48,9 @@ _TRY_RUNTIME = Fix(
         "the status files of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin: "
         "the first missing one) and, after 20 minutes, its log."
     ),
-    remedy=fixes.same(
-        fixes.look(
-            "kubectl get pods --namespace gpu-operator",
-            "The log of the first pod that isn't Running or Completed names the cause: kubectl logs",
-        )
+    fix=fixes.look(
+        "kubectl get pods --namespace gpu-operator",
+        "The log of the first pod that isn't Running or Completed names the cause: kubectl logs",
     ),
     blocked_by=(*_BELOW, "operator-host-driver-conflict"),
     needs=("kubelet",),
@@ -95,10 +92,10 @@ def operator_validations(node: Node) -> Verdict:
     "kubelet",
     title="The loaded driver is the GPU operator's",
     looks_at=f"the version of the loaded module against the version of the libraries in {OPERATOR_DRIVER}.",
-    remedy=everywhere(
+    fix=Fix(
         # for this node only: driver.enabled=false would remove the driver from every other node as well
         'kubectl label node "$(uname -n)" nvidia.com/gpu.deploy.driver=false --overwrite',
-        "drain",
+        disruptive="drain",
         needs_root=False,
         note=f"The operator removes its driver from this node, which then uses its own. {fixes.THIS_NODE}",
     ),
@@ -157,7 +154,7 @@ def _again(runtime: str) -> Fix:
         "/usr/local/nvidia/toolkit and containerd's files that name it, if no pod of the operator is "
         "on this node."
     ),
-    remedy=fixes.same(_again("containerd")),
+    fix=_again("containerd"),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
     needs=("kubelet", "containerd"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/uninstall.html",),
@@ -202,4 +199,4 @@ def _configure_again(node: Node) -> Fix:
         fix = replace(restart, disruptive="drain", effect=effect)
     if own and not own.startswith(TOOLKIT):
         return fix
-    return fix.after(fixes.INSTALL_TOOLKIT.other.command)
+    return fix.after(fixes.INSTALL_TOOLKIT.command)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import Evidence, Fix
-from gpunode.checks.fixes import POWER_OFF, Remedy, everywhere, per_family
+from gpunode.checks.fixes import POWER_OFF, FixByFamily, per_family
 from gpunode.checks.kernel_module import failures
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -50,7 +50,7 @@ _NVIDIA = "nvidia"
     "hardware",
     title="An NVIDIA GPU is on the PCI bus",
     looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of all devices in /sys/bus/pci/devices.",
-    remedy=fixes.RESCAN_PCI,
+    fix=fixes.RESCAN_PCI,
     preflight=ANY_ENGINE,
     classes=HOST_OR_CONTAINER,
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
@@ -85,15 +85,13 @@ def _rescan_vm(node: Node) -> Fix:
     note = "If no GPU appears, check on this virtual machine's host that a GPU is passed through to it"
     if node.host.is_dir("/sys/bus/vmbus"):  # Hyper-V
         note += ". On Hyper-V, Get-VMAssignableDevice lists what is assigned to it"
-    return replace(fixes.RESCAN_PCI.other, note=note)
+    return replace(fixes.RESCAN_PCI, note=note)
 
 
-LIST_GPUS = fixes.same(
-    fixes.look(
-        "lspci -nnk -d 10de:",
-        "If all of them belong to this node, correct --expect-gpus",
-        needs_root=False,
-    )
+LIST_GPUS = fixes.look(
+    "lspci -nnk -d 10de:",
+    "If all of them belong to this node, correct --expect-gpus",
+    needs_root=False,
 )
 POWER_CYCLE = (
     "Stop the GPU work and disconnect the node's power for a minute: a reboot often isn't enough. If the GPU "
@@ -111,7 +109,7 @@ POWER_CYCLE = (
         "NVML's list, with the driver's errors for the missing ones in the kernel's log. An error if "
         "NVML lists none."
     ),
-    remedy=fixes.READ_KERNEL_LOG,
+    fix=fixes.READ_KERNEL_LOG,
     blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch", "kmod-flavour"),
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
@@ -121,12 +119,11 @@ def pci_gpu_count_mismatch(node: Node) -> Verdict:
     """
     expected, there = node.questions.expect_gpus, len(node.gpus)
     if expected is not None and there != expected:
-        rescan = fixes.same(_rescan_vm(node)) if node.kind == VM else fixes.RESCAN_PCI
-        log = rescan if there < expected else LIST_GPUS
+        rescan = _rescan_vm(node) if node.kind == VM else fixes.RESCAN_PCI
         return warn(
             f"{many(there, 'GPU')} on the PCI bus, {expected} expected",
             *owners(node.gpus),
-            fix=log.for_family(node.distribution.family),
+            fix=rescan if there < expected else LIST_GPUS,
         )
     left_out = {gpu.address for gpu in node.driver_gpus if gpu.excluded}
     addresses = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA} - left_out
@@ -165,9 +162,7 @@ def _short(address: str) -> str:
         "all GPUs for virtual machines and has neither driver nor toolkit gets a note."
     ),
     # the check knows the addresses and how to rebind them; an invented address may be a disk's
-    remedy=fixes.same(
-        fixes.look("gpunode doctor gpu-bound-other-driver", "It prints the command for this node's GPUs")
-    ),
+    fix=fixes.look("gpunode doctor gpu-bound-other-driver", "It prints the command for this node's GPUs"),
     blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
     preflight=ANY_ENGINE,
     classes=HOST_OR_CONTAINER,
@@ -194,7 +189,7 @@ def gpu_bound_other_driver(node: Node) -> Verdict:
         evidence = (*owners(orphans), *failures(node, *(gpu.address for gpu in orphans)))
         windows = [pci.memory_bars(node.host, gpu.address) for gpu in orphans]
         short = any(bars is not None and len(bars) < 2 for bars in windows)
-        fix = _AFTER_WINDOWS if short else fixes.READ_KERNEL_LOG.other
+        fix = _AFTER_WINDOWS if short else fixes.READ_KERNEL_LOG
         return (warn if count else fail)(summary, *evidence, fix=fix)
     bound = node.module_options.option("vfio_pci", "ids") if "vfio-pci" in names else None
     details = [*owners((*others, *orphans))]
@@ -213,7 +208,7 @@ _AFTER_WINDOWS = fixes.look(
 def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
     """Bind GPUs to nvidia, at the next boots too if the line that binds them to vfio-pci names no other
     device."""
-    fix = fixes.rebind(*(gpu.address for gpu in gpus)).for_family(node.distribution.family)
+    fix = fixes.rebind(*(gpu.address for gpu in gpus))
     if any(gpu.driver == "vfio-pci" for gpu in gpus):
         fix = replace(
             fix,
@@ -252,34 +247,34 @@ def owners(gpus: tuple[PciGpu, ...]) -> tuple[Evidence, ...]:
     return tuple(seen(f"{DEVICES}/{gpu.address}/driver", gpu.driver or "no driver link") for gpu in gpus)
 
 
-# Fixes for the hardware's findings, beside the shared remedies of fixes.py.
+# Fixes for the hardware's findings, beside the shared ones of fixes.py.
 
 _PARAMETERS = "https://docs.kernel.org/admin-guide/kernel-parameters.html"
 
 
-def kernel_argument(words: str) -> Remedy:
+def kernel_argument(words: str) -> FixByFamily:
     """Add arguments to the kernel's command line permanently."""
     line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'
     name = words.partition(" ")[0].partition("=")[0].replace(".", "-").replace("_", "-")
     place = "/etc/default/grub.d"
     guide = f"follow {_PARAMETERS} to boot with {words}"
-    remedy = per_family(
+    by_family = per_family(
         f"mkdir -p {place} && echo '{line}' > {place}/90-{name}.cfg && update-grub",
         f'grubby --update-kernel=ALL --args="{words}"',
         f"echo '{line}' >> /etc/default/grub && grub2-mkconfig -o /boot/grub2/grub.cfg",
         guide,
     ).then_reboot()
-    return replace(remedy, other=Fix(guide, disruptive="reboot"))
+    return replace(by_family, other=Fix(guide, disruptive="reboot"))
 
 
-FIRMWARE_SETUP = everywhere(
+FIRMWARE_SETUP = Fix(
     "systemctl reboot --firmware-setup",
-    "reboot",
+    disruptive="reboot",
     note="The firmware's setup opens at the console (or the BMC's): change the setting named above",
 )
-ABOVE_4G = everywhere(
-    FIRMWARE_SETUP.other.command,
-    "reboot",
+ABOVE_4G = Fix(
+    FIRMWARE_SETUP.command,
+    disruptive="reboot",
     note="The firmware's setup opens at the console (or the BMC's): turn on Above 4G Decoding, and "
     "Resizable BAR if it has it",
 )
@@ -331,11 +326,11 @@ def show_device(*addresses: str) -> Fix:
     return fixes.look(" && ".join(commands), _RESEAT)
 
 
-SHOW_LINK = fixes.same(fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT))
-SHOW_ERRORS = fixes.same(fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT))
+SHOW_LINK = fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT)
+SHOW_ERRORS = fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT)
 
 
-KEEP_NOUVEAU_OUT = Remedy(
+KEEP_NOUVEAU_OUT = FixByFamily(
     *(fixes.keep_out(NOUVEAU_FILE, NOUVEAU_TEXT, INITRAMFS.get(family, ())[:1]) for family in fixes.FAMILIES)
 )
 
@@ -348,10 +343,10 @@ COHERENT_BY_DRIVER = per_family(
     _CDMM,
 ).then_reboot()
 
-DISABLE_HMM = everywhere(
+DISABLE_HMM = Fix(
     "echo 'options nvidia_uvm uvm_disable_hmm=1' > /etc/modprobe.d/nvidia-uvm-hmm.conf && "
     "rmmod nvidia_uvm && modprobe nvidia_uvm",
-    "drain",
+    disruptive="drain",
 )
 
 
@@ -368,7 +363,7 @@ _HMM_OFF = "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
     "hardware",
     title="The GPUs' power cables are connected",
     looks_at="the driver's power errors and XID 54 in the kernel's log.",
-    remedy=POWER_OFF,
+    fix=POWER_OFF,
     blocked_by=("pci-no-gpu",),
     classes=HOST,
     needs=("gpu",),
@@ -400,7 +395,7 @@ def aux_power(node: Node) -> Verdict:
         "CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes with memory but no "
         "processor, on Kubernetes nodes with GPUs that share the processor's memory (GH200, GB200)."
     ),
-    remedy=COHERENT_BY_DRIVER,
+    fix=COHERENT_BY_DRIVER,
     blocked_by=("module-not-loaded",),
     needs=("kubelet", "coherent-gpu"),
     table=TABLE,
@@ -430,7 +425,7 @@ def coherent_memory_mode(node: Node) -> Verdict:
     "hardware",
     title="The unified memory module has an address range for GPU memory",
     looks_at="messages of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
-    remedy=DISABLE_HMM,
+    fix=DISABLE_HMM,
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     needs=("gpu",),
     preflight=ANY_ENGINE,
@@ -469,7 +464,7 @@ _OLDER_SECONDS = 60  # an initramfs that was written this long before the blackl
         "nouveau controls only some GPUs or is only loaded. A card that this driver doesn't support "
         "isn't a finding; a display card beside GPUs without outputs is a note."
     ),
-    remedy=fixes.BLACKLIST_NOUVEAU,
+    fix=fixes.BLACKLIST_NOUVEAU,
     blocked_by=("pci-no-gpu", "driver-not-installed"),
     preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -493,7 +488,7 @@ def nouveau_loaded(node: Node) -> Verdict:
     "hardware",
     title="nova doesn't control the GPUs",
     looks_at="the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nova_core.",
-    remedy=fixes.BLACKLIST_NOVA,
+    fix=fixes.BLACKLIST_NOVA,
     blocked_by=("pci-no-gpu", "driver-not-installed"),
     preflight=ANY_ENGINE,
     refs=("https://docs.kernel.org/gpu/nova/index.html",),
@@ -542,7 +537,7 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
         "kernel's command line, and whether the initramfs is newer than that file. The initramfs isn't "
         "opened."
     ),
-    remedy=fixes.BLACKLIST_NOUVEAU,
+    fix=fixes.BLACKLIST_NOUVEAU,
     blocked_by=("pci-no-gpu", "driver-not-installed", "nouveau-loaded", "nova-core-loaded"),
     needs=("gpu",),
     unless=("vfio-host", "operator-driver"),

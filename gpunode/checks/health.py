@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fix
-from gpunode.checks.fixes import edit_file, everywhere
+from gpunode.checks.fixes import edit_file
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST_OR_CONTAINER,
@@ -30,49 +30,38 @@ from gpunode.gpu.nvml_health import Condition
 
 # Fixes for a GPU's condition. Whatever resets a GPU ends the work on it.
 
-REPORT = fixes.same(
-    fixes.look(
-        "nvidia-bug-report.sh",
-        "Send nvidia-bug-report.log.gz to the GPU's vendor: no command repairs this",
-    )
+REPORT = fixes.look(
+    "nvidia-bug-report.sh",
+    "Send nvidia-bug-report.log.gz to the GPU's vendor: no command repairs this",
 )
 REPLACE_GPU = replace(
-    REPORT.other,
+    REPORT,
     before="First keep new work away from this GPU; on a Kubernetes node: kubectl cordon NODE",
 )
-CLOCKS = fixes.same(
-    fixes.look(
-        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
-        "Clocks Event Reasons says whether it is heat or power: check fans and air flow, or the power "
-        "supplies",
-        needs_root=False,
-    )
+CLOCKS = fixes.look(
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    "Clocks Event Reasons says whether it is heat or power: check fans and air flow, or the power supplies",
+    needs_root=False,
 )
-NVLINKS = fixes.same(
-    fixes.look(
-        "nvidia-smi nvlink --status",
-        "End all work on the GPU and reset it; if a link stays down after that, check board and bridge:\n"
-        "nvidia-smi --gpu-reset -i GPU",
-        needs_root=False,
-    )
+NVLINKS = fixes.look(
+    "nvidia-smi nvlink --status",
+    "End all work on the GPU and reset it; if a link stays down after that, check board and bridge:\n"
+    "nvidia-smi --gpu-reset -i GPU",
+    needs_root=False,
 )
-SHARED_MODE = everywhere("nvidia-smi -c DEFAULT")
-DEFAULT_POWER = fixes.same(
-    fixes.look(
-        "nvidia-smi -q -d POWER",
-        "To restore the default: nvidia-smi --power-limit with the Default Power Limit shown",
-        needs_root=False,
-    )
+SHARED_MODE = Fix("nvidia-smi -c DEFAULT")
+DEFAULT_POWER = fixes.look(
+    "nvidia-smi -q -d POWER",
+    "To restore the default: nvidia-smi --power-limit with the Default Power Limit shown",
+    needs_root=False,
 )
-NO_DESKTOP = everywhere("systemctl set-default multi-user.target").then_reboot()
-ENVIRONMENT = everywhere("${EDITOR:-vi} /etc/environment")
-HOLDERS = fixes.same(
-    fixes.look(
-        "fuser -v /dev/nvidia*",
-        "End the processes that shouldn't use the GPU. If none is listed, end all work on the GPU and reset "
-        "it:\n"
-        "nvidia-smi --gpu-reset -i GPU",
-    )
+NO_DESKTOP = Fix("systemctl set-default multi-user.target").then_reboot()
+ENVIRONMENT = Fix("${EDITOR:-vi} /etc/environment")
+HOLDERS = fixes.look(
+    "fuser -v /dev/nvidia*",
+    "End the processes that shouldn't use the GPU. If none is listed, end all work on the GPU and reset "
+    "it:\n"
+    "nvidia-smi --gpu-reset -i GPU",
 )
 
 _AMPERE = "8.0"
@@ -85,14 +74,12 @@ def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
     reset a virtual GPU and reboots instead.
     """
     if any(gpu.virtualization == "vgpu" for gpu in gpus):
-        return fixes.REBOOT.other
+        return fixes.REBOOT
     linked = capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus)
     if linked:
-        return replace(
-            fixes.RESET.other, effect="resets all GPUs, because NVLink connects them; all must be idle"
-        )
+        return replace(fixes.RESET, effect="resets all GPUs, because NVLink connects them; all must be idle")
     if not all(gpu.pci for gpu in gpus):
-        return fixes.RESET.other
+        return fixes.RESET
     return Fix(
         " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus),
         disruptive="drain",
@@ -167,7 +154,7 @@ _NVML = (
     looks_at=(
         "NVML's result for each GPU (15, lost), and XID 79 in the kernel's log for GPUs that don't answer."
     ),
-    remedy=fixes.REBOOT,
+    fix=fixes.REBOOT,
     blocked_by=_NVML,
     classes=HOST_OR_CONTAINER,
     preflight=ANY_ENGINE,
@@ -210,7 +197,7 @@ def _fallen(node: Node) -> tuple[XidLine, ...]:
 
 
 _ACTIONS = {
-    **dict.fromkeys(("reboot", "system-reboot", "bus-reset"), fixes.REBOOT.other),
+    **dict.fromkeys(("reboot", "system-reboot", "bus-reset"), fixes.REBOOT),
     "recover-imex": fixes.restart("nvidia-imex", RESTARTS_IMEX),
 }
 _WORDS = {
@@ -230,7 +217,7 @@ _FIRST = tuple(_WORDS)
     "health",
     title="No GPU needs a reset",
     looks_at="the recovery action that the driver reports for each GPU, and NVML's result 16.",
-    remedy=fixes.RESET,
+    fix=fixes.RESET,
     blocked_by=("gpu-lost", *_NVML),
     classes=HOST_OR_CONTAINER,
     preflight=ANY_ENGINE,
@@ -263,7 +250,7 @@ def _action(gpu: Condition) -> str:
     title="The GPUs' infoROMs are valid",
     severity="warning",
     looks_at="NVML's validation of each GPU's infoROM.",
-    remedy=REPORT,
+    fix=REPORT,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang",),
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
@@ -294,7 +281,7 @@ _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
     "health",
     title="No GPU has uncorrectable memory errors",
     looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
-    remedy=fixes.RESET,
+    fix=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required", "row-remap-pending"),
     refs=(_GUIDE,),
@@ -338,7 +325,7 @@ _LOST_DATA = (
     "health",
     title="No bad memory is waiting for a reset",
     looks_at="NVML's remapped rows (Ampere and newer) or retired pages (older GPUs), pending and failed.",
-    remedy=fixes.RESET,
+    fix=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     refs=(_GUIDE,),
@@ -353,7 +340,7 @@ def row_remap_pending(node: Node) -> Verdict:
         pronoun = "its" if len(broken) == 1 else "their"
         words = f"{which(broken, node)} can't repair {pronoun} memory any more and must be replaced"
         why = "A program that uses the bad memory is killed or computes wrong results."
-        return fail(words, *evidence, fix=REPORT.other, why=why)
+        return fail(words, *evidence, fix=REPORT, why=why)
     waiting = gpus_where(node, lambda gpu: bool(gpu.reading.remap_pending or gpu.reading.retired_pending))
     if waiting:
         evidence = [on_gpu(gpu, _state(gpu)) for gpu in waiting]
@@ -386,7 +373,7 @@ def _state(gpu: Condition) -> str:
     "health",
     title="No repair is waiting for a reset",
     looks_at="NVML's repair status (Blackwell and newer).",
-    remedy=fixes.RESET,
+    fix=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
@@ -416,7 +403,7 @@ def _repair(gpu: Condition) -> str:
     title="No ECC mode change is waiting for a reset",
     severity="warning",
     looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
-    remedy=fixes.RESET,
+    fix=fixes.RESET,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     reboot=True,
@@ -472,7 +459,7 @@ _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
         "NVML's reasons for lower clocks, sampled twice 0.1 s apart (hardware slowdown, heat, power "
         "brake), and each GPU's temperature."
     ),
-    remedy=CLOCKS,
+    fix=CLOCKS,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "aux-power"),
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
@@ -512,7 +499,7 @@ def _throttle_reasons(gpu: Condition) -> str:
     title="The GPUs have their default power limits",
     severity="info",
     looks_at="NVML's enforced power limit of each GPU against its default.",
-    remedy=DEFAULT_POWER,
+    fix=DEFAULT_POWER,
     blocked_by=("nvml-hang",),
     unless=("vgpu-guest",),
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
@@ -547,7 +534,7 @@ def _watts(milliwatts: int | None) -> str:
     title="All NVLinks are up",
     severity="warning",
     looks_at="NVML's state of every NVLink, compared between GPUs of one model.",
-    remedy=NVLINKS,
+    fix=NVLINKS,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
     refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
@@ -577,7 +564,7 @@ def nvlink_down(node: Node) -> Verdict:
         for gpu, most in down
     ]
     gpus = tuple(gpu for gpu, _ in down)
-    fix = _with_reset(node, gpus, NVLINKS.other)
+    fix = _with_reset(node, gpus, NVLINKS)
     return warn(f"NVLinks of {which(gpus, node)} are down", *evidence, fix=fix)
 
 
@@ -612,7 +599,7 @@ _ORPHANED = _GIB  # more memory than a driver reserves for itself
     "health",
     title="The GPUs accept CUDA programs",
     looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets the mode itself.",
-    remedy=SHARED_MODE,
+    fix=SHARED_MODE,
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang",),
     preflight=ANY_ENGINE,
@@ -661,7 +648,7 @@ def _shared(gpus: tuple[Condition, ...]) -> Fix:
     title="No desktop uses the GPUs",
     severity="info",
     looks_at="the graphics processes that NVML lists.",
-    remedy=NO_DESKTOP,
+    fix=NO_DESKTOP,
     blocked_by=("nvml-hang",),
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
 )
@@ -692,7 +679,7 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
     title="All GPU memory in use belongs to a process",
     severity="warning",
     looks_at="the memory in use of each GPU, minus what the driver reserves, if NVML lists no process.",
-    remedy=HOLDERS,
+    fix=HOLDERS,
     blocked_by=("nvml-hang",),
     unless=("coherent-gpu",),
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
@@ -712,7 +699,7 @@ def zombie_gpu_memory(node: Node) -> Verdict:
     if not orphaned:
         return ok("all GPU memory in use belongs to a process")
     evidence = [on_gpu(gpu, f"{(_owned(gpu) or 0) / _GIB:.1f} GiB in use, no process") for gpu in orphaned]
-    fix = _with_reset(node, orphaned, HOLDERS.other)
+    fix = _with_reset(node, orphaned, HOLDERS)
     return warn(f"memory of {which(orphaned, node)} is in use, but by no process", *evidence, fix=fix)
 
 
@@ -745,7 +732,7 @@ _KEPT = (
         "variables of debuggers and profilers, and variables that hide GPUs, in /etc/environment, "
         "systemd's DefaultEnvironment, the units of container daemons, and gpunode's own environment."
     ),
-    remedy=ENVIRONMENT,
+    fix=ENVIRONMENT,
     blocked_by=("pci-no-gpu",),
     refs=(
         "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",

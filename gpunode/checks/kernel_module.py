@@ -44,7 +44,7 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
         "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
         "operator's driver (/run/nvidia/driver and its pods' logs) and the package database."
     ),
-    remedy=fixes.INSTALL_DRIVER,
+    fix=fixes.INSTALL_DRIVER,
     blocked_by=("pci-no-gpu",),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
     preflight=ANY_ENGINE,
@@ -86,7 +86,7 @@ def driver_not_installed(node: Node) -> Verdict:
         "/var/lib/dkms or /var/cache/akmods with the log of the last build. If only the next kernel "
         "has no module, this is a warning."
     ),
-    remedy=fixes.BUILD_MODULE,
+    fix=fixes.BUILD_MODULE,
     blocked_by=("driver-not-installed", "kernel-unsupported"),
     preflight=ANY_ENGINE,
     reboot=True,
@@ -106,7 +106,7 @@ def dkms_not_built(node: Node) -> Verdict:
         fix = _build(node, running)
         if upcoming in with_module:  # headers of an old kernel leave the repositories
             summary += f"; a reboot starts {upcoming}, which has one"
-            fix = fixes.REBOOT.other
+            fix = fixes.REBOOT
         elif fix is not None and with_module:
             older = driver_packages.older_kernel(node)
             fix = replace(fix, note=f"If this fails, another kernel has a module. {older}")
@@ -156,7 +156,7 @@ def _build(node: Node, release: str) -> Fix | None:
     title="DKMS can build the module for the next driver",
     severity="warning",
     looks_at="/lib/modules/KERNEL/build/include/generated/autoconf.h, if DKMS has the driver's source.",
-    remedy=driver_packages.install_headers("$(uname -r)"),
+    fix=driver_packages.install_headers("$(uname -r)"),
     blocked_by=("driver-not-installed", "dkms-not-built"),
     unless=("operator-driver", "immutable"),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -198,7 +198,7 @@ _DISTRIBUTION_SIGNERS = (
         "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A "
         "module that is loaded was accepted."
     ),
-    remedy=fixes.ENROL_KEY,
+    fix=fixes.ENROL_KEY,
     blocked_by=("driver-not-installed", "dkms-not-built"),
     preflight=ANY_ENGINE,
     reboot=True,
@@ -237,7 +237,7 @@ def secureboot_unsigned(node: Node) -> Verdict:
             "the NVIDIA module's key must be confirmed at the console during the next boot",
             state,
             signed,
-            fix=driver_packages.LIST_NEW_KEYS.other.then_reboot(),
+            fix=driver_packages.LIST_NEW_KEYS.then_reboot(),
         )
     unknown = fail(
         "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",
@@ -256,7 +256,7 @@ def secureboot_unsigned(node: Node) -> Verdict:
     looks_at=(
         "the efivar MokNew, where mokutil --import stores a key for MokManager, on a node with Secure Boot."
     ),
-    remedy=driver_packages.LIST_NEW_KEYS,
+    fix=driver_packages.LIST_NEW_KEYS,
     blocked_by=("driver-not-installed", "secureboot-unsigned"),
     unless=("operator-driver",),
     reboot=True,
@@ -299,7 +299,7 @@ _LINKS = ("create-dev-char-symlinks",)
         "modules-load.d, modprobe.d, udev rules, units and scripts that load nvidia_uvm, if containers "
         "get GPUs only through CDI."
     ),
-    remedy=driver_packages.LOAD_AT_BOOT,
+    fix=driver_packages.LOAD_AT_BOOT,
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     unless=("operator-driver", "immutable"),
     reboot=True,
@@ -352,7 +352,7 @@ def _operator(node: Node) -> str:
         "links in /dev/char to NVIDIA's device files, if runc 1.1.3 to 1.1.6 needs them, and what "
         "creates them at boot: a udev rule, a unit or script of this node, the GPU operator."
     ),
-    remedy=driver_packages.LINK_AT_BOOT,
+    fix=driver_packages.LINK_AT_BOOT,
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
     unless=("operator-driver", "immutable"),
     refs=("https://github.com/opencontainers/runc/issues/3708",),
@@ -470,7 +470,7 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     "driver",
     title="The NVIDIA module is loaded",
     looks_at="/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what blocked it.",
-    remedy=fixes.LOAD_MODULE,
+    fix=fixes.LOAD_MODULE,
     blocked_by=(
         "driver-not-installed",
         "gpu-bound-other-driver",
@@ -507,7 +507,7 @@ def module_not_loaded(node: Node) -> Verdict:
         return fail(
             "the NVIDIA module is stuck while loading or unloading",
             seen(place, (node.host.read_text(place) or "").strip()),
-            fix=fixes.REBOOT.other,
+            fix=fixes.REBOOT,
         )
     flavour = "open" if module.open else "proprietary"
     return ok(
@@ -557,8 +557,8 @@ def _after_failure(node: Node) -> Fix | None:
         return None
     # a GPU that stays in D3cold has no power or doesn't respond: a reboot alone doesn't power-cycle it
     if logged(node, r"^nvidia \S+ Unable to change power state from D3cold"):
-        return fixes.POWER_OFF.other
-    return fixes.READ_KERNEL_LOG.other
+        return fixes.POWER_OFF
+    return fixes.READ_KERNEL_LOG
 
 
 @check(
@@ -567,7 +567,7 @@ def _after_failure(node: Node) -> Fix | None:
     title="The module can be loaded at the next boot",
     severity="warning",
     looks_at="install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d.",
-    remedy=driver_packages.SHOW_MODPROBE,
+    fix=driver_packages.SHOW_MODPROBE,
     blocked_by=("module-not-loaded",),
     unless=("operator-driver",),
     reboot=True,
@@ -596,7 +596,7 @@ def module_disabled_next_boot(node: Node) -> Verdict:
         "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
         "loads in its log. The open modules always need it, the proprietary one from Turing on."
     ),
-    remedy=driver_packages.REINSTALL_FIRMWARE,
+    fix=driver_packages.REINSTALL_FIRMWARE,
     blocked_by=("module-not-loaded",),
     unless=("operator-driver", "vgpu-guest"),
     preflight=ANY_ENGINE,
@@ -645,7 +645,7 @@ def gsp_firmware(node: Node) -> Verdict:
     title="The module has its default parameters",
     severity="info",
     looks_at="ModifyDeviceFiles and EnableGpuFirmware in /proc/driver/nvidia/params.",
-    remedy=driver_packages.SHOW_MODPROBE,
+    fix=driver_packages.SHOW_MODPROBE,
     blocked_by=("module-not-loaded",),
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
 )
@@ -667,7 +667,7 @@ def driver_persist_modprobe_conf(node: Node) -> Verdict:
     title="The module has not crashed",
     severity="warning",
     looks_at="BUG, Oops and general protection faults in the NVIDIA modules during this boot.",
-    remedy=fixes.REBOOT,
+    fix=fixes.REBOOT,
     blocked_by=("module-not-loaded",),
     refs=("https://docs.kernel.org/admin-guide/tainted-kernels.html",),
 )

@@ -14,7 +14,6 @@ from gpunode.checks.finding import (
     Evidence,
     Fix,
 )
-from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import (
     ANY_ENGINE,
     CLUSTER_NODES,
@@ -64,7 +63,7 @@ _OUR_UNIT = "gpunode-device-plugin.service"
         "without a kubelet, or with one that hasn't joined a cluster, is fine. A running kubelet has 3 "
         "seconds to report what it can allocate (PodResources)."
     ),
-    remedy=fixes.START_KUBELET,
+    fix=fixes.START_KUBELET,
     classes=CLUSTER_NODES,
     preflight=("kubernetes",),
     # the kubelet exits at once without its engine's CRI, or with swap
@@ -118,7 +117,7 @@ def _restart(kubelet: Kubelet) -> Fix | None:
     "kubelet",
     title="The kubelet accepts device plugins",
     looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
-    remedy=fixes.START_KUBELET,
+    fix=fixes.START_KUBELET,
     classes=CLUSTER_NODES,
     preflight=("kubernetes",),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
@@ -150,12 +149,10 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
         f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}: a socket that refuses connections is "
         "dead. With --deep, also whether the plugin answers GetDevicePluginOptions within 2 seconds."
     ),
-    remedy=fixes.same(
-        replace(
-            fixes.RESTART_PLUGIN.other,
-            note="This is gpunode's own plugin. NVIDIA's runs in a pod, and its log says why it has exited:\n"
-            + _SHOW_LOG.command,
-        )
+    fix=replace(
+        fixes.RESTART_PLUGIN,
+        note="This is gpunode's own plugin. NVIDIA's runs in a pod, and its log says why it has exited:\n"
+        + _SHOW_LOG.command,
     ),
     classes=CLUSTER_NODES,
     # a plugin without a driver, or without its handler, exits as well
@@ -220,7 +217,7 @@ RESTART_POD = replace(
 def restart_plugin(node: Node) -> Fix:
     """gpunode's plugin is a service of the node, NVIDIA's is a pod; both use the same socket name."""
     if has_own_plugin(node):
-        return fixes.RESTART_PLUGIN.other
+        return fixes.RESTART_PLUGIN
     pods = {(log.namespace, log.pod) for log in node.plugin_logs}
     if len(pods) != 1:
         command = RESTART_POD.command.replace("crictl ", f"{_crictl(node)} ")
@@ -246,7 +243,7 @@ def has_own_plugin(node: Node) -> bool:
 
 # Disk space for images and pods, and what keeps a kubelet from starting.
 
-_PRUNE = everywhere(
+_PRUNE = Fix(
     "crictl rmi --prune",
     note="It deletes images that no container uses. Pods that need one of them later pull it again",
 )
@@ -273,7 +270,7 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
         "engines (statvfs(3)), against the kubelet's evictionHard; without a kubelet, a full disk, and "
         "10 GiB for the next image."
     ),
-    remedy=_PRUNE,
+    fix=_PRUNE,
     classes=HOST_OR_CONTAINER,
     blocked_by=("pci-no-gpu",),
     preflight=ANY_ENGINE,
@@ -386,7 +383,7 @@ def _prune(node: Node) -> Fix | None:
             "if they can be pulled again:\ndocker image prune --all"
         )
         return Fix("docker image prune", disturbs=DISRUPTS_NOTHING, note=note)
-    return replace(_PRUNE.other, command=f"{_crictl(node)} rmi --prune")
+    return replace(_PRUNE, command=f"{_crictl(node)} rmi --prune")
 
 
 def _crictl(node: Node) -> str:
@@ -403,9 +400,9 @@ def _crictl(node: Node) -> str:
     "kubelet",
     title="Swap doesn't prevent the kubelet from starting",
     looks_at="/proc/swaps and failSwapOn, if a kubelet should be running but isn't.",
-    remedy=everywhere(
+    fix=Fix(
         r"swapoff --all && sed -i.bak '/\sswap\s/s/^/# /' /etc/fstab && systemctl restart kubelet",
-        "restart",
+        disruptive="restart",
         note="The second command keeps swap off after a reboot. If swapoff fails for lack of memory, "
         "first stop what uses it",
         effect=f"starts the kubelet, which {ENDS_EVICTED}",
@@ -456,7 +453,7 @@ _VERIFY = fixes.look(
         "the containers with allocated nvidia.com/... devices (PodResources), their runtime handlers "
         "(CRI) and whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
     ),
-    remedy=everywhere(
+    fix=Fix(
         "gpunode manifests runtime-class | kubectl apply --filename -",
         needs_root=False,
         note="Run it where kubectl can reach the cluster. Then set runtimeClassName: nvidia in the pod "
@@ -502,7 +499,7 @@ def _handler(name: str) -> str:
     title="Pods with allocated GPUs request CUDA",
     severity="info",
     looks_at=f"{_CAPABILITIES} in the environment of containers with allocated GPUs.",
-    remedy=everywhere(
+    fix=Fix(
         f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
         needs_root=False,
     ),
@@ -542,7 +539,7 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     title="Pods with a user namespace can use GPUs",
     severity="info",
     looks_at="pods with a user namespace (/proc/PID/uid_map), if the nvidia runtime is in legacy mode.",
-    remedy=everywhere("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
+    fix=Fix("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
     classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
     needs=("kubelet",),

@@ -8,7 +8,6 @@ from dataclasses import replace
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers
 from gpunode.checks.finding import RESTARTS_KUBERNETES, Fix
-from gpunode.checks.fixes import everywhere
 from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts.daemons import Daemon
@@ -27,7 +26,7 @@ from gpunode.output.result import many
     looks_at=(
         f"the directory where the microk8s kubelet accepts device plugins, and whether {ROOT} leads to it."
     ),
-    remedy=everywhere(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
+    fix=Fix(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
     preflight=("kubernetes",),
     blocked_by=("pci-no-gpu", "kubelet-not-running"),
     needs=("kubelet",),
@@ -66,9 +65,9 @@ def microk8s_paths(node: Node) -> Verdict:
     "kubelet",
     title="k0s reads its drop-in files",
     looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether k0s generated /etc/k0s/containerd.toml.",
-    remedy=everywhere(
+    fix=Fix(
         "mv /etc/k0s/containerd.toml /etc/k0s/containerd.toml.old && k0s stop && k0s start",
-        "restart",
+        disruptive="restart",
         disturbs=RESTARTS_KUBERNETES,
     ),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
@@ -112,7 +111,7 @@ def _text(node: Node, path: str) -> str:
         "Docker's default runtime (/info), if the kubelet's endpoint is cri-dockerd, no device plugin "
         "has registered GPUs and no container with GPUs runs."
     ),
-    remedy=fixes.same(fixes.configure("docker", "--set-as-default")),
+    fix=fixes.configure("docker", "--set-as-default"),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "docker-not-running", "docker-runtime-missing"),
     needs=("kubelet",),
     refs=("https://github.com/Mirantis/cri-dockerd",),
@@ -148,7 +147,7 @@ def cri_dockerd(node: Node) -> Verdict:
         "running containers of kindest/node (Docker) with a device plugin, whether they have GPUs, and "
         f"{BY_MOUNTS} of the toolkit's config.toml."
     ),
-    remedy=everywhere(f"gpunode toolkit config set {BY_MOUNTS}=true"),
+    fix=Fix(f"gpunode toolkit config set {BY_MOUNTS}=true"),
     blocked_by=("pci-no-gpu", "docker-not-running", "toolkit-missing", "toolkit-config-invalid"),
     needs=("docker",),
     refs=("https://kind.sigs.k8s.io/",),
@@ -235,7 +234,7 @@ _DOCS = "https://docs.k3s.io/advanced"
         f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it was installed and when containerd started, "
         "and the handlers that containerd reports (CRI Status). A custom template is not checked."
     ),
-    remedy=fixes.same(fixes.restart("k3s", RESTARTS_KUBERNETES)),
+    fix=fixes.restart("k3s", RESTARTS_KUBERNETES),
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
     needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#nvidia-container-runtime",),
@@ -269,7 +268,7 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
 _KEEPS_TEMPLATE = (
     "This keeps the template. It adds the runtime at its end, or in a file that it imports: see --dry-run"
 )
-_CONFIGURE_K3S = fixes.same(fixes.configure("k3s"))
+_CONFIGURE_K3S = fixes.configure("k3s")
 
 
 @check(
@@ -280,7 +279,7 @@ _CONFIGURE_K3S = fixes.same(fixes.configure("k3s"))
         f"{_OLD} and {_NEW} beside the generated file: containerd 1.x reads only the first, 2.x "
         "prefers the second. The effective template must include the base or define the runtime itself."
     ),
-    remedy=_CONFIGURE_K3S,
+    fix=_CONFIGURE_K3S,
     blocked_by=_BELOW,
     needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#configuring-containerd",),
@@ -332,7 +331,7 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
         "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 "
         "write the file before they start containerd, so these were added later."
     ),
-    remedy=_CONFIGURE_K3S,
+    fix=_CONFIGURE_K3S,
     blocked_by=_BELOW,
     needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#configuring-containerd",),
@@ -375,7 +374,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
         "k3s or rke2, if that containerd has no nvidia handler (CRI Status) and no other containerd "
         "runs."
     ),
-    remedy=_CONFIGURE_K3S,
+    fix=_CONFIGURE_K3S,
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
     needs=("kubelet", "containerd"),
     refs=(

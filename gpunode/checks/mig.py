@@ -34,7 +34,7 @@ _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
     title="No MIG mode change is waiting for a reset",
     severity="warning",
     looks_at="each GPU's MIG mode as NVML reports it: now, and after the next reset.",
-    remedy=fixes.RESET,
+    fix=fixes.RESET,
     blocked_by=_ASKED,
     classes=HOST,
     refs=(_GUIDE,),
@@ -81,7 +81,7 @@ def mig_mode_pending(node: Node) -> Verdict:
     "fabric",
     title="GPUs with MIG enabled have MIG devices",
     looks_at="the MIG devices that NVML lists for each GPU with MIG enabled.",
-    remedy=fixes.everywhere("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
+    fix=Fix("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
     blocked_by=(*_ASKED, "mig-mode-pending"),
     classes=HOST,
     refs=(_GUIDE, _PARTED),
@@ -157,7 +157,7 @@ def _finest(name: str) -> str:
         f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and start "
         "scripts that create MIG devices."
     ),
-    remedy=fabric.KEEP_LAYOUT,
+    fix=fabric.KEEP_LAYOUT,
     blocked_by=(*_ASKED, "mig-enabled-no-instances"),
     classes=HOST,
     refs=(_PARTED,),
@@ -195,7 +195,7 @@ def _counted(gpu: Gpu) -> str:
     "fabric",
     title="CDI specifications match the current MIG devices",
     looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
-    remedy=fixes.REFRESH_CDI,
+    fix=fixes.REFRESH_CDI,
     blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
     classes=HOST,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
@@ -238,7 +238,7 @@ def mig_cdi_stale(node: Node) -> Verdict:
     title="The driver counts MIG and whole GPUs correctly",
     severity="warning",
     looks_at="the driver's version on a Kubernetes node with MIG enabled on only some GPUs.",
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=_ASKED,
     classes=HOST,
     refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
@@ -304,7 +304,7 @@ def _drained(fix: Fix, before: str = f"{_EVERY_NODE}. {_NEW_NAMES}") -> Fix:
         "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
         "flags, environment and file, or its log."
     ),
-    remedy=fixes.same(_drained(fabric.MIXED_STRATEGY)),
+    fix=_drained(fabric.MIXED_STRATEGY),
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
     classes=HOST,
     refs=(_README,),
@@ -404,12 +404,10 @@ def _single(node: Node) -> Iterator[Evidence]:
     title="GPUs are shared with MIG or MPS, not both",
     severity="warning",
     looks_at="the device plugin's MPS sharing (its file, daemon and log) on a node with MIG enabled.",
-    remedy=fixes.same(
-        fixes.look(
-            "kubectl get configmap --all-namespaces | grep -i device-plugin",
-            "Remove sharing.mps from the plugin's configuration (kubectl edit configmap), or turn MIG off",
-            needs_root=False,
-        )
+    fix=fixes.look(
+        "kubectl get configmap --all-namespaces | grep -i device-plugin",
+        "Remove sharing.mps from the plugin's configuration (kubectl edit configmap), or turn MIG off",
+        needs_root=False,
     ),
     blocked_by=("module-not-loaded", "nvml-hang"),
     classes=HOST,

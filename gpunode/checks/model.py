@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
-from gpunode.checks.fixes import Remedy
+from gpunode.checks.fixes import FixByFamily
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
 from gpunode.facts.registry import ENGINES
@@ -41,7 +41,7 @@ _POSITION = re.compile(r"(?P<path>/[^:]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?
 class Verdict:
     """Result of one check.
 
-    `fix` replaces the check's own remedy if the facts allow a more specific one. A `note` has passed, but is
+    `fix` replaces the check's own if the facts allow a more specific one. A `note` has passed, but is
     worth a line. `skipped` says why there is no result, as in `Finding.skipped`. `reboot` replaces the
     check's own: whether a reboot makes this fault worse. `why` replaces the check's own, which may also
     describe faults that this node doesn't have.
@@ -76,7 +76,7 @@ class Check:
     _: KW_ONLY
     title: str
     looks_at: str
-    remedy: Remedy
+    fix: Fix | FixByFamily
     severity: str = "error"
     blocked_by: tuple[str, ...] = ()
     classes: tuple[str, ...] = HOST
@@ -89,6 +89,10 @@ class Check:
     table: str = ""
     why: str = ""
     run: Callable[[Node], Verdict] = lambda _node: skip("no function is decorated with it")
+
+    def fix_for(self, family: str) -> Fix:
+        """Its usual fix on a distribution of this family."""
+        return self.fix if isinstance(self.fix, Fix) else self.fix.for_family(family)
 
     def __call__(self, run: Callable[[Node], Verdict]) -> Check:
         """The check with this function, which is pure."""

@@ -35,7 +35,7 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
         "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
         "fewer than two on a GPU without a driver; and the driver's BAR errors in the kernel's log."
     ),
-    remedy=hardware.ABOVE_4G,
+    fix=hardware.ABOVE_4G,
     blocked_by=("pci-no-gpu",),
     preflight=ANY_ENGINE,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
@@ -70,7 +70,7 @@ def bar_too_small(node: Node) -> Verdict:
         evidence += [seen(SOURCE, line.text) for line in _log(node, _INVALID)[:3]]
     if not evidence:
         return ok("every GPU has its address windows")
-    fix = hardware.ABOVE_4G.other
+    fix = hardware.ABOVE_4G
     if node.kind == VM:
         fix = hardware.more_address_space(node.host.read_text("/sys/class/dmi/id/sys_vendor") or "")
     # a GPU that works beside it proves that the machine supports such windows
@@ -94,7 +94,7 @@ def _log(node: Node, pattern: str) -> list[KernelLine]:
         "current_link_width of every GPU against max_link_width of the GPU and of the port above it. The "
         "speed isn't compared: an idle GPU lowers it."
     ),
-    remedy=hardware.SHOW_LINK,
+    fix=hardware.SHOW_LINK,
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL,),
     needs=("gpu",),
@@ -134,7 +134,7 @@ def pcie_link_degraded(node: Node) -> Verdict:
         "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the "
         "boot; non-fatal errors only above one a day, corrected ones above eight a minute."
     ),
-    remedy=hardware.SHOW_ERRORS,
+    fix=hardware.SHOW_ERRORS,
     blocked_by=("pci-no-gpu",),
     needs=("gpu",),
     refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
@@ -176,7 +176,7 @@ def pcie_aer_errors(node: Node) -> Verdict:
         "the ACS control registers of the switch ports above the GPUs (root only), if at least two "
         "GPUs share a switch, and iommu= on the kernel's command line."
     ),
-    remedy=hardware.IOMMU_PASSTHROUGH,
+    fix=hardware.IOMMU_PASSTHROUGH,
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL,),
     needs=("multi-gpu",),
@@ -222,7 +222,7 @@ def _between(node: Node, port: str) -> bool:
     title="PCIe power saving didn't disconnect a GPU",
     severity="info",
     looks_at="the ASPM policy of the kernel, if XID 79 was logged in this boot.",
-    remedy=hardware.NO_ASPM,
+    fix=hardware.NO_ASPM,
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL,),
     needs=("gpu",),
@@ -253,7 +253,7 @@ def pcie_aspm(node: Node) -> Verdict:
     title="Every GPU has a NUMA node",
     severity="info",
     looks_at="numa_node of every GPU, on machines with several NUMA nodes that have processors.",
-    remedy=hardware.FIRMWARE_SETUP,
+    fix=hardware.FIRMWARE_SETUP,
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL,),
     needs=("gpu",),
@@ -273,7 +273,7 @@ def numa_affinity_missing(node: Node) -> Verdict:
     return note(
         f"{len(lost)} of {len(node.gpus)} GPUs have no NUMA node on a machine with {len(nodes)}",
         *(seen(f"{DEVICES}/{gpu.address}/numa_node", "-1") for gpu in lost),
-        fix=hardware.FIRMWARE_SETUP.other,
+        fix=hardware.FIRMWARE_SETUP,
     )
 
 

@@ -10,7 +10,6 @@ from datetime import datetime, timezone
 from gpunode.checks import fixes
 from gpunode.checks.driver_packages import newer_for_kernel
 from gpunode.checks.finding import DISRUPTS_NOTHING, FindingStatus, Fix
-from gpunode.checks.fixes import everywhere
 from gpunode.checks.hardware import kernel_argument
 from gpunode.checks.model import (
     ANY_ENGINE,
@@ -40,8 +39,8 @@ from gpunode.facts.system import BARE_METAL, CONTAINER, NOT_BEFORE, TEGRA, VM, W
 from gpunode.facts.tables import TABLE, can, first
 from gpunode.facts.toolkit import NO_CGROUPS as toolkit_NO_CGROUPS
 
-ALLOW_DEVICES = everywhere("setsebool -P container_use_devices on")
-EDIT_APPARMOR = everywhere("aa-logprof")
+ALLOW_DEVICES = Fix("setsebool -P container_use_devices on")
+EDIT_APPARMOR = Fix("aa-logprof")
 # profiles that an engine creates as it starts: no file contains them, so a container needs another profile
 _MADE_BY = {
     "docker-default": "https://docs.docker.com/engine/security/apparmor/",
@@ -62,7 +61,7 @@ _BY_POD = (
 _LXC_NUMBER = re.compile(r"^lxc-(\d+)_")  # Proxmox VE names the profile after the container
 _LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
 # packages can't be verified while the clock is wrong, so the fix installs nothing
-SET_CLOCK = everywhere("timedatectl set-ntp true")
+SET_CLOCK = Fix("timedatectl set-ntp true")
 UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
 RESTART_WSL = Fix(
     "wsl.exe --shutdown",
@@ -70,10 +69,10 @@ RESTART_WSL = Fix(
     disruptive="restart",
     disturbs="ends everything that runs in WSL",
 )
-UPDATE_WSL = fixes.same(RESTART_WSL.after("wsl.exe --update"))
+UPDATE_WSL = RESTART_WSL.after("wsl.exe --update")
 NO_CGROUPS = Fix("gpunode toolkit config set nvidia-container-cli.no-cgroups=true")
 # the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
-RESTORE_LISTS = everywhere("apt install --reinstall nvidia-l4t-init")
+RESTORE_LISTS = Fix("apt install --reinstall nvidia-l4t-init")
 
 
 def pass_devices(paths: Sequence[str]) -> Fix:
@@ -97,7 +96,7 @@ def allow_in_apparmor(profile: str) -> Fix:
         return _allow_nesting(profile)
     guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
     if guide is None:
-        return EDIT_APPARMOR.other
+        return EDIT_APPARMOR
     how = _BY_POD if guide.startswith("https://kubernetes.io/") else _BY_OPTION
     return Fix(f"follow {guide}", needs_root=False, note=how)
 
@@ -110,7 +109,7 @@ def _allow_nesting(profile: str) -> Fix:
     return Fix(command, disruptive="restart", disturbs="reboots this LXC container")
 
 
-PASS_DEVICES = fixes.same(pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")))
+PASS_DEVICES = pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"))
 
 
 def remove_packages(family: str, names: Sequence[str]) -> Fix:
@@ -144,7 +143,7 @@ OTHER_WHOLE = (
     "this system is an image: include driver and toolkit in the image, or use NVIDIA's GPU operator",
     "follow https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",
 )
-OTHER_WAY = everywhere(OTHER_WHOLE[1])
+OTHER_WAY = Fix(OTHER_WHOLE[1])
 _TOOLKIT_NAME = "the container toolkit"
 # download and load the newest release of a system extension (flatcar/sysext-bakery docs/nvidia_runtime.md)
 FLATCAR_TOOLKIT = (
@@ -179,7 +178,7 @@ _LINUX_LIBRARIES = "libnvidia-compute"
         "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, the libcuda.so.1 that the loader uses, and Linux "
         "driver packages."
     ),
-    remedy=UPDATE_WSL,
+    fix=UPDATE_WSL,
     blocked_by=("pci-no-gpu",),
     preflight=ANY_ENGINE,
     classes=(WSL2,),
@@ -232,7 +231,7 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit", disturbs=DISRUPTS_NOTHING
         f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
         "the toolkit's release."
     ),
-    remedy=RESTORE_LISTS,
+    fix=RESTORE_LISTS,
     blocked_by=("pci-no-gpu",),
     classes=(TEGRA,),
     table=TABLE,
@@ -253,7 +252,7 @@ def jetson(node: Node) -> Verdict:
     served = node.kubelet is None or not node.kubelet.joined or can("toolkit", "tegra", node.toolkit.version)
     if served is False:
         evidence = seen(node.toolkit.version_source, ".".join(map(str, node.toolkit.version)))
-        upgrade = fixes.UPGRADE_TOOLKIT.other
+        upgrade = fixes.UPGRADE_TOOLKIT
         release = first("toolkit", "tegra")
         return warn(
             f"device plugins can't use this module's GPU with a toolkit before {release}",
@@ -270,7 +269,7 @@ def jetson(node: Node) -> Verdict:
     "platform",
     title="The LXC container can use the GPUs",
     looks_at="inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups.",
-    remedy=PASS_DEVICES,
+    fix=PASS_DEVICES,
     blocked_by=("module-not-loaded",),
     preflight=ANY_ENGINE,
     classes=(CONTAINER,),
@@ -314,7 +313,7 @@ def lxc_nested(node: Node) -> Verdict:
     title="Driver and toolkit were installed by this system's own method",
     severity="info",
     looks_at="os-release and /run/ostree-booted, if driver or toolkit are missing.",
-    remedy=OTHER_WAY,
+    fix=OTHER_WAY,
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL, VM),
     needs=("immutable",),
@@ -363,7 +362,7 @@ _CGROUPS = "/sys/fs/cgroup"
         "the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
         "day for a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
     ),
-    remedy=ALLOW_DEVICES,
+    fix=ALLOW_DEVICES,
     blocked_by=("module-not-loaded",),
     needs=("gpu", "selinux-enforcing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/33",),
@@ -394,7 +393,7 @@ def selinux_nvml(node: Node) -> Verdict:
     title="AppArmor denied no container access to a GPU",
     severity="warning",
     looks_at="denials in the kernel's log for containers' profiles and files of the NVIDIA driver.",
-    remedy=EDIT_APPARMOR,
+    fix=EDIT_APPARMOR,
     blocked_by=("module-not-loaded",),
     classes=HOST_OR_CONTAINER,
     needs=("gpu",),
@@ -419,7 +418,7 @@ def apparmor_denied(node: Node) -> Verdict:
     title="The clock is set correctly",
     severity="warning",
     looks_at="an impossible date (before 2025), and failed time services.",
-    remedy=SET_CLOCK,
+    fix=SET_CLOCK,
     blocked_by=("pci-no-gpu",),
     refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
 )
@@ -453,7 +452,7 @@ def clock_skew(node: Node) -> Verdict:
         "of the running one's flavour, unless GRUB is set to boot another one. A kernel without the "
         "NVIDIA module is a matter for dkms-not-built."
     ),
-    remedy=fixes.REBOOT,
+    fix=fixes.REBOOT,
     blocked_by=("pci-no-gpu", "driver-lib-mismatch"),
     unless=("immutable",),
     refs=("https://ubuntu.com/server/docs/how-to/software/automatic-updates/",),
@@ -489,7 +488,7 @@ def reboot_required(node: Node) -> Verdict:
         "compiler errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are for the running kernel "
         "and it has no module."
     ),
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=("driver-not-installed",),
     preflight=ANY_ENGINE,
     needs=("gpu",),
@@ -528,7 +527,7 @@ def kernel_unsupported(node: Node) -> Verdict:
         "/sys/fs/cgroup; with version 1 and a kubelet that isn't running, also the kubelet's release "
         "and failCgroupV1 in its configuration. With a running kubelet, version 1 is a note."
     ),
-    remedy=UNIFIED_CGROUPS,
+    fix=UNIFIED_CGROUPS,
     blocked_by=("pci-no-gpu",),
     preflight=("kubernetes",),
     classes=HOST,

@@ -25,7 +25,7 @@ _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
         f"podman's release and {_KEY} in containers.conf against the directories of the "
         "specifications, if podman is the only engine."
     ),
-    remedy=per_family(
+    fix=per_family(
         "apt update && apt install --only-upgrade podman",
         "dnf upgrade podman",
         "zypper update podman",

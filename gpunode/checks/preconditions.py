@@ -92,7 +92,7 @@ def separate_reboot(fix: Fix) -> tuple[Fix, ...]:
     steps = tuple(step for step in fix.steps if step.disruptive != "reboot")
     disruptive = "none" if fix.disruptive == "reboot" else fix.disruptive
     first = replace(fix, command=fix.before_reboot, before_reboot="", disruptive=disruptive, steps=steps)
-    return (first, fixes.REBOOT.other)
+    return (first, fixes.REBOOT)
 
 
 def _on_host(node: Node, fix: Fix) -> Fix:
@@ -100,7 +100,7 @@ def _on_host(node: Node, fix: Fix) -> Fix:
 
 
 def _in_windows(node: Node, fix: Fix) -> Fix:
-    if fix.command == fixes.REBOOT.other.command:
+    if fix.command == fixes.REBOOT.command:
         return RESTART_WSL
     return Fix(f"follow {_WSL_GUIDE}", needs_root=False)
 
@@ -187,9 +187,9 @@ _BY_REFUSAL: dict[str, Callable[[Node, Fix], Fix]] = {
     "wsl2": _in_windows,
     "tegra": lambda node, fix: Fix("apt update && apt upgrade"),
     "run-installer": lambda node, fix: driver_packages.newer_run_file(),
-    "vgpu-guest": lambda node, fix: GUEST_DRIVER.other,
+    "vgpu-guest": lambda node, fix: GUEST_DRIVER,
     "immutable": _of_image,
-    "driver-container": lambda node, fix: DRIVER_PODS.other,
+    "driver-container": lambda node, fix: DRIVER_PODS,
     "other-source": _from_their_repository,
 }
 
@@ -237,7 +237,7 @@ def _next_kernel(node: Node, fix: Fix) -> Fix:
     upcoming = node.next_kernel
     if any(kernel.release == upcoming and kernel.has_module for kernel in node.kernels):
         note = f"The modules of the running kernel {node.kernel} were removed: a reboot starts {upcoming}"
-        return replace(fixes.REBOOT.other, note=note)
+        return replace(fixes.REBOOT, note=note)
     if upcoming == node.kernel:
         return driver_packages.install_driver(node)
     return driver_packages.build_module(node, upcoming).then_reboot()
@@ -281,7 +281,7 @@ PRECONDITIONS = (
     Precondition(
         re.compile(f"follow {re.escape(fixes.DRIVER_GUIDE)}"),
         lambda node, command: "driver-container" not in _driver_refusals(node),
-        lambda node, fix: DRIVER_PODS.other,
+        lambda node, fix: DRIVER_PODS,
     ),
     Precondition(re.compile(r"gpunode driver install\b"), _installs_driver, _other_driver),
     Precondition(re.compile(r"gpunode toolkit install\b"), _has_manager, _other_toolkit),

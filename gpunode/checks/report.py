@@ -23,7 +23,7 @@ from gpunode.facts.tables import OLD_DAYS
 from gpunode.gpu.model import Inventory
 from gpunode.output.result import Block, Cell, Style, Table, Text, many, undecided
 
-# Evidence and remedies of a finding in a few lines.
+# Evidence of a finding in a few lines.
 
 _ALIKE = 3  # as many lines that differ in one part of their path are merged
 
@@ -105,7 +105,7 @@ _STYLES = {
 _ENGINES = ("docker", "containerd")
 # a drain waits for the kubelet and its engine to end the pods
 _DRAINS_BY = ("containerd-not-restarted", "crio-not-running", "kubelet-not-running")
-# the node class, unless it is a plain machine: it determines which checks apply, and what a remedy means
+# the node class, unless it is a plain machine: it determines which checks apply, and what a fix means
 _KINDS = {CONTAINER: "in a container", VM: "in a virtual machine", WSL2: "WSL2", TEGRA: "Tegra"}
 
 
@@ -204,7 +204,7 @@ def reboot(findings: tuple[Finding, ...]) -> RebootVerdict:
 
 
 def _fixed_by_reboot(finding: Finding) -> bool:
-    return bool(finding.fixes) and finding.fixes[0].command == REBOOT.other.command
+    return bool(finding.fixes) and finding.fixes[0].command == REBOOT.command
 
 
 def _ordered(findings: tuple[Finding, ...]) -> list[Finding]:
@@ -453,7 +453,7 @@ def _needs_drain(fix: Fix) -> bool:
 
 
 def _reboots_last(finding: Finding) -> bool:
-    return len(finding.fixes) > 1 and finding.fixes[-1].command == REBOOT.other.command
+    return len(finding.fixes) > 1 and finding.fixes[-1].command == REBOOT.command
 
 
 def _unreadable(findings: tuple[Finding, ...]) -> Iterator[Block]:
@@ -548,7 +548,7 @@ def next_steps(node: NodeSummary, findings: tuple[Finding, ...]) -> tuple[NextSt
         steps += others
         if drains and drain not in steps:
             steps.append(drain)
-        steps.append(NextStep(REBOOT.other.command, effect=restarts))
+        steps.append(NextStep(REBOOT.command, effect=restarts))
     if not fix.command.startswith("gpunode doctor "):  # with other options, it has the answer
         steps.append(NextStep("gpunode doctor"))
     if drains:

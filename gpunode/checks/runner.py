@@ -213,7 +213,7 @@ def _finding(
     blocked_by: str | None = None,
 ) -> Finding:
     bad = verdict.status in (FindingStatus.FAIL, FindingStatus.WARN)
-    fixes = (verdict.fix or check.remedy.for_family(family),) if bad else ()
+    fixes = (verdict.fix or check.fix_for(family),) if bad else ()
     severity = "warning" if verdict.status is FindingStatus.WARN else check.severity
     return Finding(
         id=check.id,

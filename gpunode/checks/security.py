@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
-from gpunode.checks.fixes import MOUNTS_EVERYWHERE, everywhere, set_plugin_variable
+from gpunode.checks.fixes import MOUNTS_EVERYWHERE, set_plugin_variable
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import OPERATOR_UPGRADE, upgrade
 from gpunode.errors import DaemonError
@@ -52,11 +52,11 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
         f"{BY_ENVVAR} in the toolkit's config.toml, if the engine's default runtime is NVIDIA's, and "
         "running containers that use GPUs without an allocation (PodResources)."
     ),
-    remedy=everywhere(
+    fix=Fix(
         f"gpunode toolkit config set {BY_MOUNTS}=true && "
         f"{set_plugin_variable('DEVICE_LIST_STRATEGY=volume-mounts').command} && "
         f"gpunode toolkit config set {BY_ENVVAR}=false",
-        "restart",
+        disruptive="restart",
         disturbs=RESTARTS_PLUGINS,
         before=MOUNTS_EVERYWHERE,
     ),
@@ -142,7 +142,7 @@ def _privileged(node: Node, pid: int) -> bool:
     looks_at=(
         "-H, hosts and tlsverify of the running dockerd and its daemon.json. Loopback addresses don't count."
     ),
-    remedy=fixes.EDIT_DAEMON_JSON,
+    fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     refs=("https://docs.docker.com/engine/security/protect-access/",),
 )
@@ -176,9 +176,7 @@ def daemon_tcp(node: Node) -> Verdict:
     title="Only administrators can control Docker",
     severity="info",
     looks_at="the group docker in /etc/group against root, sudo, wheel and admin, and the socket's mode.",
-    remedy=fixes.same(
-        fixes.look("getent group docker", "To remove a user: gpasswd --delete USER docker", needs_root=False)
-    ),
+    fix=fixes.look("getent group docker", "To remove a user: gpasswd --delete USER docker", needs_root=False),
     blocked_by=("pci-no-gpu",),
     refs=("https://docs.docker.com/engine/security/#docker-daemon-attack-surface",),
 )
@@ -210,12 +208,10 @@ def docker_group(node: Node) -> Verdict:
     title="Only administrators can read the GPUs' performance counters",
     severity="info",
     looks_at=f"{_PROFILING} in {PARAMETERS}, which NVreg_RestrictProfilingToAdminUsers sets.",
-    remedy=fixes.same(
-        fixes.look(
-            "grep -rn NVreg_RestrictProfilingToAdminUsers /etc/modprobe.d",
-            "To restrict it again, delete the line, rebuild the initramfs and reboot",
-            needs_root=False,
-        )
+    fix=fixes.look(
+        "grep -rn NVreg_RestrictProfilingToAdminUsers /etc/modprobe.d",
+        "To restrict it again, delete the line, rebuild the initramfs and reboot",
+        needs_root=False,
     ),
     blocked_by=("module-not-loaded",),
     refs=(
@@ -245,7 +241,7 @@ def driver_upgrade(node: Node, fixed_in: str) -> Fix:
     if TRAITS["operator-driver"].holds(node):
         return OPERATOR_UPGRADE
     if version_numbers(node.next_version) >= version_numbers(fixed_in):
-        return fixes.REBOOT.other
+        return fixes.REBOOT
     return driver_packages.install_driver(node)
 
 
@@ -265,7 +261,7 @@ _VGPU_MANAGER = "nvidia_vgpu_vfio"
         "vulnerability doesn't count if the mode, the low-level runtime or a setting in config.toml "
         "prevents it."
     ),
-    remedy=fixes.UPGRADE_TOOLKIT,
+    fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old", "toolkit-config-invalid"),
     classes=(*HOST, WSL2),
     table="toolkit_cves",
@@ -305,7 +301,7 @@ def toolkit_cve(node: Node) -> Verdict:
         "the loaded module's version against a table of NVIDIA's security bulletins with its date: the "
         "release of its own branch that fixes each vulnerability."
     ),
-    remedy=fixes.UPGRADE_DRIVER,
+    fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-too-old", "driver-lib-mismatch"),
     unless=("vgpu-guest",),
     table="driver_cves",

@@ -50,7 +50,7 @@ OPERATOR_UPGRADE = Fix(
 
 
 def upgrade(node: Node) -> Fix | None:
-    """The GPU operator upgrades its own toolkit; None if the usual remedy applies."""
+    """The GPU operator upgrades its own toolkit; None if the check's usual fix applies."""
     programs = node.toolkit.programs.values()
     if programs and all(path.startswith(OPERATOR_PLACES) for path in programs):
         return OPERATOR_UPGRADE
@@ -94,7 +94,7 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
         "the GPU operator's directory; a file that is empty or not executable counts as missing. With "
         "a CDI specification of kind nvidia.com/gpu without hooks, none of them is needed."
     ),
-    remedy=fixes.same(replace(fixes.INSTALL_TOOLKIT.other, note=REGISTER)),
+    fix=replace(fixes.INSTALL_TOOLKIT, note=REGISTER),
     blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
     classes=EVERYWHERE_BUT_TEGRA,
     unless=NO_ENGINE,
@@ -136,7 +136,7 @@ def toolkit_missing(node: Node) -> Verdict:
             why="Engines run these programs as root for each GPU container, so gpunode doesn't count them.",
         )
     looked = "none of nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook"
-    install = then_register(node, fixes.INSTALL_TOOLKIT.other)
+    install = then_register(node, fixes.INSTALL_TOOLKIT)
     return fail("the NVIDIA Container Toolkit isn't installed", seen("PATH", looked), fix=install)
 
 
@@ -148,7 +148,7 @@ def toolkit_missing(node: Node) -> Verdict:
         "nvidia-ctk --version, else the version of nvidia-container-cli or nvidia-container-runtime. "
         "The minimum is 1.8.0 with cgroup v2, 1.7.0 with a kubelet, and 1.11.0 on Tegra."
     ),
-    remedy=fixes.UPGRADE_TOOLKIT,
+    fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing",),
     classes=(*EVERYWHERE_BUT_TEGRA, TEGRA),
     table="version_gates",
@@ -200,7 +200,7 @@ _RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container
     "toolkit",
     title="The toolkit's packages have the same release",
     looks_at=f"the package database: {', '.join(PACKAGES)}.",
-    remedy=fixes.UPGRADE_TOOLKIT,
+    fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old"),
     classes=HOST,
     table="version_gates",
@@ -240,7 +240,7 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
         "here and under WSL2 for the Windows driver. A fault that breaks every container is an error; "
         "a fault that affects only the configuration of an engine by nvidia-ctk is a note."
     ),
-    remedy=fixes.UPGRADE_TOOLKIT,
+    fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old"),
     classes=EVERYWHERE_BUT_TEGRA,
     table="toolkit_bad_versions",
@@ -288,11 +288,9 @@ def _used(node: Node, engine: str) -> bool:
     title="apt has one source for the toolkit",
     severity="warning",
     looks_at="/etc/apt/sources.list and sources.list.d: entries for nvidia.github.io and their keys.",
-    remedy=fixes.same(
-        fixes.look(
-            "grep -rn nvidia.github.io /etc/apt/sources.list.d/",
-            "Keep one entry of the repository and delete the others",
-        )
+    fix=fixes.look(
+        "grep -rn nvidia.github.io /etc/apt/sources.list.d/",
+        "Keep one entry of the repository and delete the others",
     ),
     blocked_by=("pci-no-gpu",),
     classes=EVERYWHERE_BUT_TEGRA,
@@ -413,7 +411,7 @@ _SAYINGS = (
     title="dockerd finds the toolkit",
     severity="warning",
     looks_at="PATH in dockerd's own environment, and the directory of the toolkit's hook programs.",
-    remedy=fixes.START_DOCKER,
+    fix=fixes.START_DOCKER,
     blocked_by=("toolkit-missing", "docker-not-running"),
     needs=("docker",),
     refs=("https://github.com/moby/moby/blob/master/daemon/devices_nvidia_linux.go",),
@@ -460,10 +458,8 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
         f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)}, if podman or CRI-O is the engine, and CDI "
         "specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
     ),
-    remedy=fixes.same(
-        fixes.look(
-            f"ls {' '.join(SYSTEM_DIRECTORIES)}", "Rename NVIDIA's hook: the engine then uses CDI alone"
-        )
+    fix=fixes.look(
+        f"ls {' '.join(SYSTEM_DIRECTORIES)}", "Rename NVIDIA's hook: the engine then uses CDI alone"
     ),
     blocked_by=("pci-no-gpu", "toolkit-missing"),
     classes=HOST,
@@ -538,9 +534,7 @@ def _path(node: Node) -> str:
         "nvidia-container-cli info in a child process with a limit of 15 seconds, if an engine calls "
         "it. Only with --deep, because it wakes every GPU."
     ),
-    remedy=fixes.same(
-        fixes.look("nvidia-container-cli -d /dev/stderr info", "The last lines name the library or device")
-    ),
+    fix=fixes.look("nvidia-container-cli -d /dev/stderr info", "The last lines name the library or device"),
     blocked_by=(
         "module-not-loaded",
         "driver-lib-mismatch",

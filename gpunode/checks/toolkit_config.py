@@ -67,8 +67,8 @@ def low_level(node: Node, settings: Settings) -> Fix:
     path = next((path for path in _LOW_LEVEL if host.executable(path)), "")
     if path:
         return change(settings, "set", f"{RUNTIMES}={path}")
-    remedy = _REINSTALL_RUNC if node.packages.version("containerd.io") else _INSTALL_RUNC
-    return remedy.for_family(node.distribution.family)
+    install = _REINSTALL_RUNC if node.packages.version("containerd.io") else _INSTALL_RUNC
+    return install.for_family(node.distribution.family)
 
 
 @check(
@@ -79,11 +79,9 @@ def low_level(node: Node, settings: Settings) -> Fix:
         "/etc/nvidia-container-runtime/config.toml, or the file beside the GPU operator's toolkit: "
         "syntax, types, and the ldconfig and low-level runtimes that it names."
     ),
-    remedy=fixes.same(
-        fixes.look(
-            "gpunode toolkit config get",
-            "Remove a setting that has a problem: gpunode toolkit config unset",
-        )
+    fix=fixes.look(
+        "gpunode toolkit config get",
+        "Remove a setting that has a problem: gpunode toolkit config unset",
     ),
     blocked_by=("toolkit-missing",),
     classes=(BARE_METAL, VM, WSL2, TEGRA),
@@ -197,7 +195,7 @@ def _left(node: Node, settings: Settings) -> list[Evidence]:
     "toolkit",
     title="ldconfig works",
     looks_at="whether the ldconfig that config.toml names can print its cache, which changes nothing.",
-    remedy=fixes.per_family(
+    fix=fixes.per_family(
         "apt install --reinstall libc-bin",
         "dnf reinstall glibc",
         "zypper install --force glibc",
@@ -231,7 +229,7 @@ def ldconfig_fails(node: Node) -> Verdict:
     looks_at=(
         f"{NO_CGROUPS} in config.toml, and whether an engine that runs as root uses nvidia-container-cli."
     ),
-    remedy=fixes.everywhere(f"gpunode toolkit config set {NO_CGROUPS}=false"),
+    fix=Fix(f"gpunode toolkit config set {NO_CGROUPS}=false"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
     classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/580",),
@@ -268,7 +266,7 @@ def no_cgroups_wrong(node: Node) -> Verdict:
     "toolkit",
     title="The toolkit's runtime mode suits this node",
     looks_at=f"{MODE} in config.toml: auto, legacy, csv, cdi or jit-cdi.",
-    remedy=fixes.everywhere(f"gpunode toolkit config set {MODE}=auto"),
+    fix=Fix(f"gpunode toolkit config set {MODE}=auto"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
     classes=(*(kind for kind in EVERYWHERE_BUT_TEGRA if kind != CONTAINER), TEGRA),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/tree/main/cmd/nvidia-container-runtime",),

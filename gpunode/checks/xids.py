@@ -29,13 +29,11 @@ _RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART
         "driver was last loaded: their class (docs/health.md) and the recovery action that the driver "
         "reports now."
     ),
-    remedy=fixes.same(
-        fixes.look(
-            "dmesg | grep -i -e nvrm -e xid | tail -n 20",
-            "Restart the program that used the GPU. If the XID comes again, end all work on the node and "
-            "reboot it; a GPU that reports it again after that must be replaced. For each number see "
-            "https://docs.nvidia.com/deploy/xid-errors/",
-        )
+    fix=fixes.look(
+        "dmesg | grep -i -e nvrm -e xid | tail -n 20",
+        "Restart the program that used the GPU. If the XID comes again, end all work on the node and "
+        "reboot it; a GPU that reports it again after that must be replaced. For each number see "
+        "https://docs.nvidia.com/deploy/xid-errors/",
     ),
     blocked_by=(
         "nvml-hang",
@@ -156,6 +154,6 @@ def _line_evidence(lines: tuple[XidLine, ...], now: float) -> tuple[Evidence, ..
 
 def _fix(node: Node, lines: tuple[XidLine, ...]) -> Fix:
     if any(kernel_log.xid(line.number).kind == kernel_log.REBOOT for line in lines):
-        return fixes.REBOOT.other
+        return fixes.REBOOT
     addresses = {line.address for line in lines}
     return reset_gpus(node, tuple(gpu for gpu in node.conditions if gpu.pci in addresses))

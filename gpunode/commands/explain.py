@@ -90,7 +90,7 @@ def explanation(check: Check) -> CheckExplanation:
         check.blocked_by,
         blocked_checks(check),
         check.classes,
-        {family: check.remedy.for_family(family) for family in FAMILIES},
+        {family: check.fix_for(family) for family in FAMILIES},
         check.refs,
     )
 
@@ -110,7 +110,7 @@ def _blocks(check: Check) -> Iterator[Block]:
     if blocked_checks(check):
         yield from _section("While it fails, these don't run", ", ".join(blocked_checks(check)))
     yield Text("")
-    usual = check.remedy.other
+    usual = check.fix_for("other")
     label = "Look" if usual.look else "Fix"
     kinds = "commands" if usual.look else "fixes"
     yield Text(
@@ -119,7 +119,7 @@ def _blocks(check: Check) -> Iterator[Block]:
     for command, names in commands(check).items():
         yield Text(f"  {', '.join(names)}", Style.DIM)
         yield Text(f"    {command}", Style.COMMAND)
-    if any(check.remedy.for_family(family).before_reboot for family in FAMILIES):
+    if any(check.fix_for(family).before_reboot for family in FAMILIES):
         yield Text("  Then reboot; drain a Kubernetes node first", Style.DIM)
         yield Text("    reboot", Style.COMMAND)
     elif usual.disruptive in ("drain", "reboot"):
@@ -133,7 +133,7 @@ def commands(check: Check) -> dict[str, list[str]]:
     """Each fix command, without the reboot that ends it, with its distributions."""
     names_by_command: dict[str, list[str]] = {}
     for family in FAMILIES:
-        fix = check.remedy.for_family(family)
+        fix = check.fix_for(family)
         names_by_command.setdefault(fix.before_reboot or fix.command, []).append(_FAMILY_NAMES[family])
     return {
         command: names if len(names) < len(FAMILIES) else ["every distribution"]

@@ -191,7 +191,7 @@ _LATER_LAYERS = frozenset({"kubelet"})
 # with CDI, containers get their GPUs without NVIDIA's toolkit
 _WITHOUT_CDI = frozenset({"toolkit"})
 _FIXED_HERE = fixes.CONFIGURE
-_DESCRIBED_HERE = fixes.REFRESH_CDI.other.command
+_DESCRIBED_HERE = fixes.REFRESH_CDI.command
 # configure-runtime restarts or reloads a daemon that hasn't read its file, or started before the toolkit was
 # installed
 _RESTARTED_HERE = frozenset({"docker-not-restarted", "containerd-not-restarted", "k3s-nvidia-not-detected"})

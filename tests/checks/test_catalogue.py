@@ -51,7 +51,7 @@ def test_every_check_has_complete_and_well_formed_metadata(check):
     assert check.refs and all(re.fullmatch(r"https://\S+", address) for address in check.refs)
     assert check.title and check.title[-1].isalnum() and check.why.endswith(".")
     for family in FAMILIES:
-        fix = check.remedy.for_family(family)
+        fix = check.fix_for(family)
         assert fix.command and "\n" not in fix.command
         assert fix.disruptive in ("none", "restart", "drain", "reboot")
         assert ("reboot" in fix.command) == (fix.disruptive == "reboot") or fix.command.startswith("follow ")
@@ -67,12 +67,12 @@ def test_explain_prints_facts_reason_and_fixes_of_every_distribution(check):
     text = "\n".join(line for block in result.blocks for line in plain_lines(block))
     assert result.kind == "CheckExplanation"
     assert check.title in text
-    fixes = [check.remedy.for_family(family) for family in FAMILIES]
+    fixes = [check.fix_for(family) for family in FAMILIES]
     assert all((fix.before_reboot or fix.command) in text for fix in fixes)
     reboots = any(fix.command == "reboot" or fix.before_reboot for fix in fixes)
     assert text.splitlines().count("    reboot") == reboots and "&& reboot" not in text
     assert set(result.data.fixes) == set(FAMILIES)
-    look = check.remedy.other.look
+    look = check.fix_for("other").look
     headings = ("prints a Look for this node" in text, "prints a Fix for this node" in text)
     assert headings == (look, not look)
 

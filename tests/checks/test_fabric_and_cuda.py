@@ -333,5 +333,5 @@ def test_plugin_is_configured_in_its_own_namespace(tmp_path):
         "set env --namespace kube-system daemonset/nvidia-device-plugin-daemonset MIG_STRATEGY=mixed",
         "set env --namespace x daemonset/nvdp-nvidia-device-plugin MIG_STRATEGY=mixed",
     ]
-    given = [check.remedy.for_family("debian").command for check in BY_ID.values()]
+    given = [check.fix_for("debian").command for check in BY_ID.values()]
     assert not [one for one in given if "kubectl set env --all-namespaces" in one]

@@ -21,18 +21,18 @@ def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "o
 @pytest.mark.parametrize(
     ("fix", "way", "without", "allowed"),
     [
-        (fixes.LOAD_UVM.other, "safe", 2, 2),
-        (fixes.REFRESH_CDI.other, "safe", 1, 1),
+        (fixes.LOAD_UVM, "safe", 2, 2),
+        (fixes.REFRESH_CDI, "safe", 1, 1),
         (fixes.BLACKLIST_NOUVEAU.debian, "safe", 2, 3),
         (fixes.BLACKLIST_NOUVEAU.rhel, "safe", 3, 4),
-        (fixes.START_KUBELET.other, "allow", 0, 1),
-        (fixes.CONFIGURE_DOCKER.other, "allow", 0, 1),
-        (fixes.REBOOT.other, "allow", 0, 1),
-        (fixes.INSTALL_DRIVER.debian, "hand", 0, 0),
-        (fixes.READ_KERNEL_LOG.other, "hand", 0, 0),
-        (fixes.EDIT_DAEMON_JSON.other, "hand", 0, 0),
+        (fixes.START_KUBELET, "allow", 0, 1),
+        (fixes.CONFIGURE_DOCKER, "allow", 0, 1),
+        (fixes.REBOOT, "allow", 0, 1),
+        (fixes.INSTALL_DRIVER, "hand", 0, 0),
+        (fixes.READ_KERNEL_LOG, "hand", 0, 0),
+        (fixes.EDIT_DAEMON_JSON, "hand", 0, 0),
         (Fix("systemctl edit --full x && systemctl restart x", disruptive="restart"), "hand", 0, 0),
-        (fixes.rebind("0000:3b:00.0").other, "hand", 0, 0),
+        (fixes.rebind("0000:3b:00.0"), "hand", 0, 0),
     ],
     ids=lambda value: getattr(value, "command", None),
 )
@@ -45,7 +45,7 @@ def test_only_safe_fixes_run_without_permission(fix: Fix, way: str, without: int
 
 def test_each_kind_of_disruption_needs_its_own_permission() -> None:
     upgrade = Fix("gpunode driver install --yes", disruptive="drain")
-    both = replace(finding(upgrade), fixes=(upgrade, fixes.REBOOT.other))
+    both = replace(finding(upgrade), fixes=(upgrade, fixes.REBOOT))
     (planned,) = planned_fixes([both])
     assert (planned.way, planned.disruptive, planned.look) == ("allow", "reboot", False)
     assert allowed_steps(planned, ("reboot",)) == ()
@@ -53,7 +53,7 @@ def test_each_kind_of_disruption_needs_its_own_permission() -> None:
 
 
 def test_errors_are_fixed_before_warnings_and_passed_checks_are_skipped() -> None:
-    fix = fixes.LOAD_UVM.other
+    fix = fixes.LOAD_UVM
     found = (
         finding(fix, FindingStatus.PASS, "pci-no-gpu"),
         finding(fix, FindingStatus.WARN, "driver-cve"),
@@ -73,7 +73,7 @@ def test_commands_that_need_a_shell_or_another_program_are_not_run(command: str)
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
 def test_executed_steps_match_the_displayed_command(check) -> None:
     for family in FAMILIES:
-        fix = check.remedy.for_family(family)
+        fix = check.fix_for(family)
         steps = steps_of(fix)
         assert not fix.safe or steps
         for step in steps:

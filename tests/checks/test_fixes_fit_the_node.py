@@ -596,7 +596,7 @@ def test_failed_module_is_not_loaded_again_before_its_log_was_read(tmp_path):
     assert commands(spec, tmp_path / "power")["module-not-loaded"] == "systemctl poweroff"
     lines = [line for line in spec["files"][log].splitlines(True) if "D3cold" not in line]
     spec["files"][log] = "".join(lines)
-    assert commands(spec, tmp_path / "other")["module-not-loaded"] == fixes.READ_KERNEL_LOG.other.command
+    assert commands(spec, tmp_path / "other")["module-not-loaded"] == fixes.READ_KERNEL_LOG.command
 
 
 def test_gentoo_loads_a_module_only_into_the_running_kernel(tmp_path):

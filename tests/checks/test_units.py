@@ -52,7 +52,7 @@ def test_fix_for_a_failed_unit_prints_its_log_first(
 def test_module_without_a_failed_unit_is_loaded_at_once(tmp_path: Path) -> None:
     verdict = judged(tmp_path, "peermem", machine(INFINIBAND), MODULES, active="inactive")
     assert (verdict.status.value, verdict.fix) == ("warn", None)
-    assert BY_ID["peermem"].remedy.other.command == "modprobe nvidia-peermem"
+    assert BY_ID["peermem"].fix_for("other").command == "modprobe nvidia-peermem"
 
 
 @pytest.mark.parametrize(
