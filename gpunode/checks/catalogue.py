@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from gpunode.checks import (
     cdi,
     containerd,
-    containerd_imports,
+    containerd_config,
     crio,
     cuda,
     device_plugin,
@@ -36,7 +36,7 @@ from gpunode.checks.model import Check
 from gpunode.errors import UsageError
 
 _MODULES = (
-    *(cdi, containerd, containerd_imports, crio, cuda, device_plugin, devices, docker, docker_variants),
+    *(cdi, containerd, containerd_config, crio, cuda, device_plugin, devices, docker, docker_variants),
     *(driver_libraries, driver_packages, fabric, gpu_operator, hardware, health, kernel_module, kubelet),
     *(kubernetes_distributions, mig, pcie, platform, podman, security, toolkit, toolkit_config, xids),
 )

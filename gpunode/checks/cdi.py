@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from gpunode.cdi.spec import reads, text
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
-from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import (
+    EVERYWHERE_BUT_TEGRA,
+    HOST,
+    Verdict,
+    check,
+    fail,
+    if_reported,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import boot
@@ -22,6 +34,7 @@ from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_KIND, MODE, SPEC_DIRS, SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.output.result import many
+from gpunode.output.typed import as_strings
 
 # The engines of this node that read CDI specifications.
 
@@ -68,10 +81,9 @@ def judge(node: Node) -> Callable[..., Verdict]:
 def docker_directories(node: Node) -> tuple[str, ...]:
     """Directories that the running Docker reads specifications from; () if CDI is off or unknown."""
     try:
-        value = node.docker_info.get("CDISpecDirs")
+        return as_strings(node.docker_info.get("CDISpecDirs"))
     except DaemonError:
         return ()
-    return tuple(str(element) for element in value if element) if isinstance(value, list) else ()
 
 
 def _containerd_on(node: Node) -> bool:
@@ -475,6 +487,7 @@ def _cdi_users(node: Node) -> list[Evidence]:
     table="version_gates",
     refs=("https://docs.docker.com/build/building/cdi/",),
 )
+@if_reported("docker")
 def cdi_disabled(node: Node) -> Verdict:
     """Without the toolkit's hook and without CDI, Docker can't add GPUs to containers: 'could not select
     device driver'. Docker 25 and later support CDI if it is enabled; 28.2 and later enable it by default.
@@ -485,11 +498,7 @@ def cdi_disabled(node: Node) -> Verdict:
     specs = node.gpu_specs
     if not specs:
         return skip("no CDI specification for GPUs exists")
-    try:
-        node.docker_info  # noqa: B018 - read for its failure
-    except DaemonError as error:
-        return skip(f"Docker doesn't report its configuration: {error.message}")
-    directories = docker_directories(node)
+    directories = as_strings(node.docker_info.get("CDISpecDirs"))
     if directories:
         return ok(f"Docker reads CDI specifications in {', '.join(directories)}")
     release = docker.release

@@ -6,8 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
-from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart, syntax
-from gpunode.checks.model import CLUSTER_NODES, Verdict, check, fail, note, ok, place_of, seen, skip, warn
+from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart
+from gpunode.checks.model import (
+    CLUSTER_NODES,
+    Verdict,
+    check,
+    fail,
+    if_used,
+    note,
+    ok,
+    seen,
+    skip,
+    unparsable,
+    warn,
+)
 from gpunode.checks.units import if_stopped_again, seen_unit, stays_stopped
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -25,10 +37,9 @@ from gpunode.output.typed import as_dict, as_strings
 
 # Fixes for CRI-O.
 
-_RESTART = restart("crio", RESTARTS_CRIO)
-RESTART = _RESTART
+RESTART = restart("crio", RESTARTS_CRIO)
 CONFIGURE = configure("crio")
-EDIT = _RESTART.after("${EDITOR:-vi} /etc/crio/crio.conf.d/99-nvidia.conf")
+EDIT = RESTART.after("${EDITOR:-vi} /etc/crio/crio.conf.d/99-nvidia.conf")
 
 
 def restart_crio(unit: str | None) -> Fix:
@@ -36,14 +47,9 @@ def restart_crio(unit: str | None) -> Fix:
     return restart((unit or "crio").removesuffix(".service"), RESTARTS_CRIO)
 
 
-def edit(path: str, line: int | None, change: str) -> Fix:
-    """Edit a file and restart CRI-O."""
-    return edit_file(path, line, change, _RESTART)
-
-
 def move(paths: tuple[str, ...], place: str) -> Fix:
     """Move files to another directory and restart CRI-O."""
-    return _RESTART.after(f"mkdir -p {place} && mv {' '.join(paths)} {place}/")
+    return RESTART.after(f"mkdir -p {place} && mv {' '.join(paths)} {place}/")
 
 
 def install_monitor(family: str, path: str) -> Fix:
@@ -53,7 +59,7 @@ def install_monitor(family: str, path: str) -> Fix:
     command = packages(family, "reinstall", ["cri-o"]) if own else packages(family, "install", ["conmon"])
     if not command:
         return Fix("follow https://github.com/cri-o/packaging", needs_root=False)
-    return _RESTART.after(command)
+    return RESTART.after(command)
 
 
 # CRI-O's handlers: the nvidia handler is loaded, its programs exist, and all use one cgroup driver.
@@ -96,26 +102,21 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
     refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
 )
-def crio_runtime_missing(node: Node) -> Verdict:
+@if_used("crio")
+def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
     """A pod with runtimeClassName nvidia can't start: 'failed to find runtime handler nvidia from runtime
     list'. CRI-O reads /etc/crio/crio.conf and
     /etc/crio/crio.conf.d only when it starts.
     """
-    role = crio_role(node)
-    if node.crio is None or not role.used:
-        return skip(role.reason)
-    try:
-        runtime = running_runtime(node)
-    except DaemonError as error:
-        return skip(f"CRI-O doesn't report its configuration: {error.message}")
+    runtime = running_runtime(node)
     handlers = _handlers(runtime)
     own = nvidia_handlers(runtime)
-    answer = seen(f"{node.crio.socket} /config", f"handlers: {', '.join(sorted(handlers)) or 'none'}")
+    answer = seen(f"{daemon.socket} /config", f"handlers: {', '.join(sorted(handlers)) or 'none'}")
     if own:
         return ok(f"CRI-O has loaded the handler {', '.join(own)}", answer)
     return (
-        _not_restarted(node, node.crio, answer)
-        or _in_another_directory(node, node.crio, answer)
+        _not_restarted(node, daemon, answer)
+        or _in_another_directory(node, daemon, answer)
         or _without_handler(node, runtime, answer)
     )
 
@@ -134,27 +135,23 @@ def crio_runtime_missing(node: Node) -> Verdict:
     preflight=("crio", "kubernetes"),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
 )
-def crio_not_running(node: Node) -> Verdict:
+@if_used("crio")
+def crio_not_running(node: Node, daemon: Daemon) -> Verdict:
     """Pods can't start without CRI-O, and a kubelet that uses CRI-O exits at once."""
-    role = crio_role(node)
-    if node.crio is None or not role.used:
-        return skip(role.reason)
-    state = node.host.socket_state(node.crio.socket)
+    state = node.host.socket_state(daemon.socket)
     if state == "denied":
-        return skip(f"needs root to connect to {node.crio.socket}")
-    restart = restart_crio(node.crio.unit)
+        return skip(f"needs root to connect to {daemon.socket}")
+    restart = restart_crio(daemon.unit)
     if state != "listening":
-        starting = replace(restart, note=if_stopped_again("crio"))
-        stopped = _stopped(node, seen(node.crio.socket, state), starting)
-        return replace(stopped, fix=stopped.fix and replace(stopped.fix, effect="starts CRI-O"))
+        return _stopped(node, seen(daemon.socket, state), restart)
     try:
         running_runtime(node)
     except DaemonError as error:
         if error.code == "timeout":
             return fail(
-                "CRI-O is running, but doesn't answer", seen(node.crio.socket, error.message), fix=restart
+                "CRI-O is running, but doesn't answer", seen(daemon.socket, error.message), fix=restart
             )
-    return ok("CRI-O is running", seen(node.crio.socket, state))
+    return ok("CRI-O is running", seen(daemon.socket, state))
 
 
 def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
@@ -163,48 +160,50 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
     try:
         files = node.crio_files
     except ConfigError as error:
-        place, edit = unreadable(node.host, error)
+        place, edit = _correction(node.host, error)
         unparsed = "CRI-O isn't running: it can't parse its configuration file"
-        return replace(fail(unparsed, place, silence, fix=edit), reboot=True)
+        return fail(unparsed, place, silence, fix=replace(edit, effect=_STARTS), reboot=True)
     for file in files.files if files is not None else ():
         for name, table in _handlers(file.runtime).items():
             monitor = table.get("monitor_path")
             if isinstance(monitor, str) and monitor.startswith("/") and not node.host.executable(monitor):
-                text = f"{name}: monitor_path {monitor}"
-                line = file.line_of("monitor_path")
-                fix = install_monitor(node.distribution.family, monitor)
+                place = seen(file.path, f"{name}: monitor_path {monitor}", file.line_of("monitor_path"))
+                fix = replace(install_monitor(node.distribution.family, monitor), effect=_STARTS)
                 missing = f"CRI-O isn't running: its monitor {monitor} doesn't exist"
-                return replace(fail(missing, seen(file.path, text, line), silence, fix=fix), reboot=True)
-    stopped = fail("CRI-O isn't running", silence, *seen_unit(node, "crio.service"), fix=restart)
-    return replace(stopped, reboot=stays_stopped(node, "crio.service"))
+                return fail(missing, place, silence, fix=fix, reboot=True)
+    fix = replace(restart, note=if_stopped_again("crio"), effect=_STARTS)
+    unit = seen_unit(node, "crio.service")
+    reboot = stays_stopped(node, "crio.service")
+    return fail("CRI-O isn't running", silence, *unit, fix=fix, reboot=reboot)
 
 
-def unreadable(host: Host, error: ConfigError) -> tuple[Evidence, Fix]:
-    """Position of a syntax error, and the command that opens it."""
-    place = place_of(error)
-    text = host.read_text(place.source) if place.line else None
-    return place, edit(place.source, place.line, syntax(text, place.line))
+_STARTS = "starts CRI-O"
+
+
+def _correction(host: Host, error: ConfigError) -> tuple[Evidence, Fix]:
+    """Position of a syntax error, and the command that opens it; then CRI-O restarts."""
+    place, change = unparsable(host, error)
+    return place, edit_file(place.source, place.line, change, RESTART)
 
 
 def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:
     try:
         files = node.crio_files
     except ConfigError as error:
-        place, edit = unreadable(node.host, error)
+        place, edit = _correction(node.host, error)
         return fail(
             "CRI-O has no nvidia handler and can't read its configuration file", place, answer, fix=edit
         )
-    result = [] if files is None else [_nvidia_in(file) for file in files.files if _nvidia_in(file)]
-    evidence = [entry for entry in result if entry is not None]
+    evidence = [handler for file in (files.files if files else ()) if (handler := _nvidia_in(file))]
     if not evidence:
         return None
     summary = f"CRI-O hasn't loaded the {evidence[0].value} from {evidence[0].source} yet"
     return fail(summary, *evidence, answer, fix=restart_crio(crio.unit))
 
 
-def _nvidia_in(file: CrioFile | None) -> Evidence | None:
-    names = nvidia_handlers(file.runtime) if file else []
-    return seen(file.path, f'handler "{names[0]}"', file.line_of(names[0])) if file and names else None
+def _nvidia_in(file: CrioFile) -> Evidence | None:
+    names = nvidia_handlers(file.runtime)
+    return seen(file.path, f'handler "{names[0]}"', file.line_of(names[0])) if names else None
 
 
 def _in_another_directory(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:
@@ -214,10 +213,11 @@ def _in_another_directory(node: Node, crio: Daemon, answer: Evidence) -> Verdict
     stray = []
     for name in node.host.listdir(_UNREAD):
         try:
-            evidence = _nvidia_in(load_file(node.host, f"{_UNREAD}/{name}"))
+            file = load_file(node.host, f"{_UNREAD}/{name}")
         except ConfigError:
             continue
-        stray += [evidence] if evidence is not None else []
+        if file and (evidence := _nvidia_in(file)):
+            stray.append(evidence)
     if not stray:
         return None
     fix = move(tuple(entry.source for entry in stray), place)
@@ -249,19 +249,14 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-runtime-missing"),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
 )
-def crio_runtime_path(node: Node) -> Verdict:
+@if_used("crio")
+def crio_runtime_path(node: Node, daemon: Daemon) -> Verdict:
     """A handler without its binary, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
     makes every pod that uses it fail.
     """
-    role = crio_role(node)
-    if node.crio is None or not role.used:
-        return skip(role.reason)
-    try:
-        runtime = running_runtime(node)
-    except DaemonError as error:
-        return skip(f"CRI-O doesn't report its configuration: {error.message}")
+    runtime = running_runtime(node)
     default = str(runtime.get("default_runtime") or "")
-    answer, own = f"{node.crio.socket} /config", nvidia_handlers(runtime)
+    answer, own = f"{daemon.socket} /config", nvidia_handlers(runtime)
     checked = {name: table for name, table in _handlers(runtime).items() if name == default or name in own}
     for name, table in checked.items():
         for key in ("runtime_path", "monitor_path"):
@@ -296,27 +291,22 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
     table=tables.TABLE,
 )
-def crio_cgroup_manager(node: Node) -> Verdict:
+@if_used("crio")
+def crio_cgroup_manager(node: Node, daemon: Daemon) -> Verdict:
     """With two cgroup drivers on one node, pods fail with 'cri-o configured with systemd cgroup manager, but
     did not receive slice as parent'.
     """
-    role = crio_role(node)
-    if node.crio is None or not role.used:
-        return skip(role.reason)
-    try:
-        manager = running_runtime(node).get("cgroup_manager")
-    except DaemonError as error:
-        return skip(f"CRI-O doesn't report its configuration: {error.message}")
-    own = kubelets_own(node, "crio", node.crio.version, str(manager))
+    manager = running_runtime(node).get("cgroup_manager")
+    own = kubelets_own(node, "crio", daemon.version, str(manager))
     if own is None or manager not in ("systemd", "cgroupfs"):
         return skip("the kubelet uses the cgroup driver that CRI-O reports, or one of the two is unknown")
-    answer = seen(f"{node.crio.socket} /config", f"cgroup_manager {manager}")
+    answer = seen(f"{daemon.socket} /config", f"cgroup_manager {manager}")
     if manager == own:
         return ok(f"CRI-O and the kubelet use the cgroup driver {own}", answer)
     setting = seen("KubeletConfiguration cgroupDriver", own)
-    path = f"{drop_in_directory(node.crio)}/99-cgroup.conf"
+    path = f"{drop_in_directory(daemon)}/99-cgroup.conf"
     command = f'printf \'[crio.runtime]\\ncgroup_manager = "{own}"\\nconmon_cgroup = "pod"\\n\' > {path}'
-    fix = new_cgroup_driver(node, restart_crio(node.crio.unit).after(command), "CRI-O")
+    fix = new_cgroup_driver(node, restart_crio(daemon.unit).after(command), "CRI-O")
     return fail("CRI-O and the kubelet use different cgroup drivers", answer, setting, fix=fix)
 
 
@@ -351,17 +341,15 @@ _IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
     preflight=("crio",),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.d.5.md",),
 )
-def crio_stray_dropin(node: Node) -> Verdict:
+@if_used("crio")
+def crio_stray_dropin(node: Node, daemon: Daemon) -> Verdict:
     """CRI-O reads every file in this directory, including 99-nvidia.toml.bak and *.rpmsave, and a later file
     overrides the handler of an earlier one. CRI-O doesn't start if it can't parse one of them.
     """
-    role = crio_role(node)
-    if node.crio is None or not role.used:
-        return skip(role.reason)
     try:
         files = node.crio_files
     except ConfigError as error:
-        place, edit = unreadable(node.host, error)
+        place, edit = _correction(node.host, error)
         return warn("CRI-O can't parse its configuration files and won't start again", place, fix=edit)
     if files is None:
         return skip("CRI-O has no configuration files")
@@ -425,36 +413,27 @@ def _twice(files: CrioConfig) -> Verdict | None:
     blocked_by=("pci-no-gpu", "toolkit-missing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),
 )
-def crio_hooks_mode(node: Node) -> Verdict:
+@if_used("crio")
+def crio_hooks_mode(node: Node, daemon: Daemon) -> Verdict:
     """The hook is the toolkit's oldest method and is deprecated. It works only in a directory that CRI-O's
     hooks_dir names.
     """
-    role = crio_role(node)
-    if node.crio is None or not role.used:
-        return skip(role.reason)
     hooks = nvidia_hooks(node.host, SYSTEM_DIRECTORIES)
     if not hooks:
         return ok("no OCI hook of NVIDIA is installed")
-    try:
-        directories = hook_directories(running_runtime(node))
-    except DaemonError as error:
-        return skip(f"CRI-O doesn't report its configuration: {error.message}")
+    directories = hook_directories(running_runtime(node))
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
     if node.gpu_specs:
         return ok("containers get GPUs through CDI; see hook-conflict for hooks that interfere", *evidence)
     if any(hook.path.rpartition("/")[0] in directories for hook in hooks):
-        fix = CONFIGURE
-        return note(
-            "an OCI hook adds GPUs to containers, which the toolkit deprecates in favour of CDI",
-            *evidence,
-            fix=fix,
-        )
+        text = "an OCI hook adds GPUs to containers, which the toolkit deprecates in favour of CDI"
+        return note(text, *evidence, fix=CONFIGURE)
     if nvidia_handlers(running_runtime(node)):
         return ok("CRI-O has the nvidia handler and doesn't read the directory of NVIDIA's hook", *evidence)
     way = taken_way(node, cdi=True)
     if way is not None:
         return ok(f"no hook is needed: {way.summary}", seen(way.source, way.value), *evidence)
-    answer = seen(f"{node.crio.socket} /config", f"hooks_dir {', '.join(directories)}")
+    answer = seen(f"{daemon.socket} /config", f"hooks_dir {', '.join(directories)}")
     return fail("CRI-O doesn't read the directory of NVIDIA's hook", *evidence, answer)
 
 

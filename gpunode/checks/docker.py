@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_DOCKER, RESTARTS_OTHER_DOCKER, Evidence, Fix
 from gpunode.checks.fixes import per_family
-from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, ok, place_of, seen, skip, warn
+from gpunode.checks.model import (
+    Verdict,
+    check,
+    engine_check,
+    fail,
+    if_installed,
+    if_reported,
+    if_used,
+    line_in,
+    ok,
+    place_of,
+    seen,
+    seen_in,
+    skip,
+    unparsable,
+    warn,
+)
 from gpunode.checks.units import after_reading_log, if_stopped_again, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
@@ -70,15 +87,13 @@ from gpunode.output.typed import as_dict
     deep=True,
     refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
 )
-def docker_gpus_run_probe(node: Node) -> Verdict:
+@if_used("docker")
+def docker_gpus_run_probe(node: Node, docker: Daemon) -> Verdict:
     """Each component may look right while containers still get no GPU. The error message names what is
     missing.
     """
     from gpunode.gpu.vectoradd import plan
 
-    role = docker_role(node)
-    if node.docker is None or not role.used:
-        return skip(role.reason)
     start = node.trials.get("docker")
     if start is None:
         return skip("gpunode can't start a container on this node")
@@ -187,10 +202,10 @@ def beside_desktop(node: Node, user: str) -> Fix:
 
 # Docker's file: it can be parsed, and repeats no flag.
 
-UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-invalid-json"
+_UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-invalid-json"
 
 
-@check(
+@engine_check(
     "docker-config-invalid-json",
     "docker",
     title="Docker's configuration file can be parsed",
@@ -200,8 +215,6 @@ UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-inv
         "If the kubelet uses another engine, all of this is a warning."
     ),
     fix=fixes.EDIT_DAEMON_JSON,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=("pci-no-gpu",),
     preflight=("docker",),
     reboot=True,
@@ -210,23 +223,20 @@ UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-inv
         "https://github.com/NVIDIA/nvidia-docker/issues/542",
     ),
 )
-def docker_config_invalid_json(node: Node) -> Verdict:
+@if_installed("docker")
+def docker_config_invalid_json(node: Node, docker: Daemon) -> Verdict:
     """A running Docker keeps the configuration that it loaded earlier. At its next start it refuses the file,
     and all of its containers stay down.
     """
-    if node.docker is None:
-        return skip(docker_role(node).reason)
-    path = node.docker.config_path
+    path = docker.config_path
     try:
         config = node.docker_config
     except ConfigError as error:
-        judge = fail if docker_role(node).used else warn
-        where = place_of(error)
-        change = fixes.syntax(node.host.read_text(path), where.line)
-        fix = _correct(node, node.docker, where.line, change)
-        why = "" if node.docker.process else "Docker refuses the file and doesn't start with it."
-        return judge(f"{path} can't be parsed", where, fix=fix, why=why)
-    return _unusual_text(node, node.docker) or ok(
+        where, change = unparsable(node.host, error)
+        fix = _correct(node, docker, where.line, change)
+        why = "" if docker.process else "Docker refuses the file and doesn't start with it."
+        return _judge(node)(f"{path} can't be parsed", where, fix=fix, why=why)
+    return _unusual_text(node, docker) or ok(
         f"{path} can be parsed" if config else f"{path} doesn't exist or is empty, which is valid"
     )
 
@@ -236,16 +246,15 @@ def _unusual_text(node: Node, docker: Daemon) -> Verdict | None:
     path, text = docker.config_path, node.host.read_text(docker.config_path)
     if text is None:
         return None
-    judge = fail if docker_role(node).used else warn
     if tables.can("docker", "empty-file", docker.version) is False:
         release = docker.release
         if not text.strip():
             fix = Fix(f"echo '{{}}' > {path}")
-            return judge(f"Docker {release} refuses an empty file", seen(path, "empty"), fix=fix)
+            return _judge(node)(f"Docker {release} refuses an empty file", seen(path, "empty"), fix=fix)
         if text.startswith("\ufeff"):
             fix = Fix(f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}")
             answer = seen(path, "starts with a byte order mark", 1)
-            return judge(f"Docker {release} can't read a byte order mark", answer, fix=fix)
+            return _judge(node)(f"Docker {release} can't read a byte order mark", answer, fix=fix)
     try:
         parse_daemon_json(text, path)
     except ConfigError as error:
@@ -270,7 +279,12 @@ def _correct(node: Node, docker: Daemon, line: int | None, change: str) -> Fix:
     return replace(fix, note=f"{note}\n{_validated(docker, _reload(node, docker)).command}")
 
 
-def readable(node: Node) -> dict[str, Any] | None:
+def _judge(node: Node) -> Callable[..., Verdict]:
+    """`fail` for this node's engine, else `warn`: nothing that needs GPUs breaks."""
+    return fail if docker_role(node).used else warn
+
+
+def _readable(node: Node) -> dict[str, Any] | None:
     """daemon.json; None if it can't be parsed, which docker-config-invalid-json reports."""
     try:
         return node.docker_config
@@ -278,7 +292,7 @@ def readable(node: Node) -> dict[str, Any] | None:
         return None
 
 
-@check(
+@engine_check(
     "docker-flag-file-conflict",
     "docker",
     title="Docker's flags and file don't conflict",
@@ -287,45 +301,40 @@ def readable(node: Node) -> dict[str, Any] | None:
         "of daemon.json. Only runtimes may be set in both."
     ),
     fix=fixes.EDIT_DAEMON_JSON,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     preflight=("docker",),
     reboot=True,
     refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
 )
-def docker_flag_file_conflict(node: Node) -> Verdict:
+@if_installed("docker")
+def docker_flag_file_conflict(node: Node, docker: Daemon) -> Verdict:
     """dockerd doesn't start if a setting is given both as a flag and in the file, even with equal values. A
     common conflict is -H fd:// in the unit and hosts in the file. A running dockerd keeps the configuration
     that it loaded earlier.
     """
-    if node.docker is None:
-        return skip(docker_role(node).reason)
-    config = readable(node)
+    config = _readable(node)
     if config is None:
-        return skip(UNPARSABLE)
-    keys = flag_conflicts(node.docker.argv, config)
+        return skip(_UNPARSABLE)
+    keys = flag_conflicts(docker.argv, config)
     if not keys:
         return ok("no setting is given both as a flag and in the file")
-    flags = seen(node.docker.unit or "dockerd's arguments", " ".join(shown_arguments(node.docker.argv)))
-    path = node.docker.config_path
-    text = node.host.read_text(path) or ""
-    places = {key: line_of(text, f'"{key}"') for key in keys}
+    flags = seen(docker.unit or "dockerd's arguments", " ".join(shown_arguments(docker.argv)))
+    path = docker.config_path
+    places = {key: line_in(node.host, path, f'"{key}"') for key in keys}
     evidence = (seen(path, f"{_setting(key, config)} is also a flag", line) for key, line in places.items())
-    judge = fail if docker_role(node).used else warn
     # from the end of the file, so that the other line numbers remain right
     first, *others = sorted(places.items(), key=lambda place: -(place[1] or 0))
     parts = (f'delete "{first[0]}"', *(f'line {line or "?"}: delete "{key}"' for key, line in others))
     change = f"{'; '.join(parts)}. {_NO_COMMA}. Keep the flags"
     # a running dockerd started with the flag alone, so nothing changes for it
-    fix = edit(node, node.docker, first[1], change, reload=True)
-    if "hosts" in keys and (more := _other_addresses(node.docker.argv, config["hosts"])):
-        unit = node.docker.unit or "dockerd's unit"
+    fix = edit(node, docker, first[1], change, reload=True)
+    if "hosts" in keys and (more := _other_addresses(docker.argv, config["hosts"])):
+        unit = docker.unit or "dockerd's unit"
         fix = replace(fix, before=f"First, if clients need it, add to {unit}: -H {' -H '.join(more)}")
-    stops = "runs, but can't start again" if node.docker.process else "can't start"
+    stops = "runs, but can't start again" if docker.process else "can't start"
     summary = f"Docker {stops}: its flags and {path} both set {', '.join(keys)}"
     why = "dockerd doesn't start if a setting is both a flag and in the file, even with equal values."
-    return judge(summary, *evidence, flags, fix=fix, why=f"{why}{_until_restarted(node.docker)}")
+    return _judge(node)(summary, *evidence, flags, fix=fix, why=f"{why}{_until_restarted(docker)}")
 
 
 def _setting(key: str, config: dict[str, Any]) -> str:
@@ -350,13 +359,7 @@ def _until_restarted(docker: Daemon) -> str:
     return running if docker.process else ""
 
 
-def line_of(text: str, needle: str) -> int | None:
-    """The first line, 1-based, that holds `needle`."""
-    lines = enumerate(text.splitlines(), start=1)
-    return next((number for number, line in lines if needle in line), None)
-
-
-@check(
+@engine_check(
     "docker-not-running",
     "docker",
     title="Docker is running",
@@ -366,8 +369,6 @@ def line_of(text: str, needle: str) -> int | None:
         "docker.socket of systemd isn't woken up, but docker.service behind it must not have failed."
     ),
     fix=fixes.START_DOCKER,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=(
         "pci-no-gpu",
         "docker-config-invalid-json",
@@ -377,34 +378,30 @@ def line_of(text: str, needle: str) -> int | None:
     preflight=("docker",),
     refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
 )
-def docker_not_running(node: Node) -> Verdict:
+@if_used("docker")
+def docker_not_running(node: Node, docker: Daemon) -> Verdict:
     """Containers can't start while the daemon is down or hangs."""
-    role = docker_role(node)
-    if node.docker is None or not role.used:
-        return skip(role.reason)
-    socket = node.docker.socket
-    if node.docker.process is not None and not listens_there(
-        node.host, node.docker.argv, node.docker.config_path
-    ):
+    socket = docker.socket
+    if docker.process is not None and not listens_there(node.host, docker.argv, docker.config_path):
         return ok(
             "Docker is running and listens only on TCP",
-            seen("dockerd", " ".join(shown_arguments(node.docker.argv))),
+            seen("dockerd", " ".join(shown_arguments(docker.argv))),
         )
-    if node.docker.process is None and _activated_by_systemd(node, socket):
-        unit = _system_unit(node, node.docker)
+    if docker.process is None and _activated_by_systemd(node, socket):
+        unit = _system_unit(node, docker)
         if unit is not None and unit.has_failed:
             summary = (
                 "Docker failed; docker.socket is still active and starts it again on the next connection"
             )
-            fix = after_reading_log(unit.name, _restart(node, node.docker))
+            fix = after_reading_log(unit.name, _restart(node, docker))
             return fail(summary, *seen_unit(node, unit.name), fix=fix)
         return skip("docker.socket starts Docker on the first connection; this check doesn't start it")
     state = node.host.socket_state(socket)
     if state == "listening":
-        return _hanging(node, node.docker) or ok("Docker is running", seen(socket, "listening"))
+        return _hanging(node, docker) or ok("Docker is running", seen(socket, "listening"))
     if state == "denied":
         return skip(f"needs root or membership in the group docker to connect to {socket}")
-    return _stopped(node, node.docker, seen(socket, state))
+    return _stopped(node, docker, seen(socket, state))
 
 
 def _system_unit(node: Node, docker: Daemon) -> UnitState | None:
@@ -467,10 +464,6 @@ def _load_runtimes(node: Node, docker: Daemon, config: dict[str, Any], info: dic
     return _reload(node, docker)
 
 
-def _socket(node: Node) -> str:
-    return node.docker.socket if node.docker else ""
-
-
 def _activated_by_systemd(node: Node, socket: str) -> bool:
     """Whether systemd listens for a dockerd that isn't running: connecting would start it."""
     table = (node.host.read_text("/proc/net/unix") or "").splitlines()
@@ -478,7 +471,7 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
     return any(line.split()[-1] in names for line in table if line.split())
 
 
-@check(
+@engine_check(
     "docker-not-restarted",
     "docker",
     title="The running Docker has loaded its configuration file",
@@ -487,8 +480,6 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
         "If the kubelet uses another engine, a difference is a warning."
     ),
     fix=fixes.RELOAD_DOCKER,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=(
         "pci-no-gpu",
         "docker-snap",
@@ -502,38 +493,34 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
         "https://github.com/NVIDIA/nvidia-docker/issues/1034",
     ),
 )
-def docker_not_restarted(node: Node) -> Verdict:
+@if_installed("docker")
+def docker_not_restarted(node: Node, docker: Daemon) -> Verdict:
     """Docker reads its file only when it starts or reloads. Until then the nvidia runtime exists only on
     disk: unknown or invalid runtime name.
     """
-    if node.docker is None or (node.docker.process is None and not docker_role(node).used):
+    if docker.process is None and not docker_role(node).used:
         return skip(docker_role(node).reason)
-    config = readable(node)
+    config = _readable(node)
     if config is None:
-        return skip(UNPARSABLE)
+        return skip(_UNPARSABLE)
     runtimes = programs(config)
-    try:
-        info = node.docker_info
-    except DaemonError as error:
-        return skip(f"Docker doesn't report its configuration: {error.message}")
-    path = node.docker.config_path
-    text = node.host.read_text(path) or ""
+    info = node.docker_info
+    path = docker.config_path
     missing = sorted(set(runtimes) - set(as_dict(info.get("Runtimes"))))
     default = config.get("default-runtime")
-    evidence = [seen(path, f'runtime "{name}"', line_of(text, f'"{name}"')) for name in missing]
+    evidence = [seen_in(node.host, path, f'runtime "{name}"', f'"{name}"') for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
-        evidence.append(seen(path, f'default-runtime "{default}"', line_of(text, '"default-runtime"')))
+        evidence.append(seen_in(node.host, path, f'default-runtime "{default}"', '"default-runtime"'))
     if not evidence:
         return ok("the running Docker has loaded its configuration file")
     active = ", ".join(sorted(as_dict(info.get("Runtimes")))) or "none"
-    answer = seen(f"{node.docker.socket} /info", f"runtimes: {active}; default: {info.get('DefaultRuntime')}")
-    judge = fail if docker_role(node).used else warn
+    answer = seen(f"{docker.socket} /info", f"runtimes: {active}; default: {info.get('DefaultRuntime')}")
     what = f"the runtime {', '.join(missing)}" if missing else f"the default runtime {default}"
     summary = f"Docker hasn't loaded {what} from {path} yet"
-    return judge(summary, *evidence, answer, fix=_load_runtimes(node, node.docker, config, info))
+    return _judge(node)(summary, *evidence, answer, fix=_load_runtimes(node, docker, config, info))
 
 
-@check(
+@engine_check(
     "docker-runtime-missing",
     "docker",
     title="Docker has the nvidia runtime",
@@ -543,8 +530,6 @@ def docker_not_restarted(node: Node) -> Verdict:
         "--gpus uses the toolkit's hook, and no fault if Docker adds GPUs through CDI."
     ),
     fix=fixes.CONFIGURE_DOCKER,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=(
         "pci-no-gpu",
         "toolkit-missing",
@@ -557,35 +542,29 @@ def docker_not_restarted(node: Node) -> Verdict:
     ),
     refs=("https://docs.docker.com/engine/containers/resource_constraints/#gpu",),
 )
-def docker_runtime_missing(node: Node) -> Verdict:
+@if_used("docker")
+def docker_runtime_missing(node: Node, docker: Daemon) -> Verdict:
     """Without the runtime, --runtime=nvidia and compose files that name it fail with 'unknown or invalid
     runtime name', and pods that the kubelet starts through Docker get no GPU.
     """
-    role = docker_role(node)
-    if node.docker is None or not role.used:
-        return skip(role.reason)
-    try:
-        info = node.docker_info
-    except DaemonError as error:
-        return skip(f"Docker doesn't report its configuration: {error.message}")
+    info = node.docker_info
     active = programs(info, "Runtimes")
-    answer = f"{node.docker.socket} /info"
+    answer = f"{docker.socket} /info"
     nvidia = nvidia_programs(info, "Runtimes")
     if not nvidia:
         registered = seen(answer, f"runtimes: {', '.join(sorted(active)) or 'none'}")
-        return _not_registered(node, node.docker, info, registered)
+        return _not_registered(node, docker, info, registered)
     for name, path in nvidia.items():
         if path and not node.host.which(path):
-            return _left_behind(node, node.docker, info, seen(answer, f"{name}: {path}"))
+            return _left_behind(node, docker, info, seen(answer, f"{name}: {path}"))
     return ok(f"Docker has loaded the runtime {', '.join(nvidia)}", seen(answer, ", ".join(sorted(active))))
 
 
 def _left_behind(node: Node, docker: Daemon, info: dict[str, Any], evidence: Evidence) -> Verdict:
     """A runtime without its binary, after the toolkit was replaced by CDI: only its entry must be removed."""
     by_cdi = _by_cdi(node, info)
-    text = node.host.read_text(docker.config_path) or ""
     name = evidence.value.partition(":")[0]
-    line = line_of(text, '"nvidia-container-runtime"')
+    line = line_in(node.host, docker.config_path, '"nvidia-container-runtime"')
     change = f'delete the entry "{name}" of "runtimes"'
     fix = edit(node, docker, line, change, reload=info.get("DefaultRuntime") != name) if by_cdi else None
     return (warn if by_cdi else fail)(f'the binary of the runtime "{name}" is missing', evidence, fix=fix)
@@ -606,7 +585,7 @@ def _not_registered(node: Node, docker: Daemon, info: dict[str, Any], evidence: 
     # on a Jetson --gpus alone isn't enough: only the runtime adds the files that a container needs
     hook = node.toolkit.programs.get("nvidia-container-runtime-hook")
     if hook and node.kind != TEGRA:
-        late = _started_before(node, hook)
+        late = _started_before(node, docker, hook)
         if late is not None:
             what = "Docker started before the toolkit was installed: --gpus works after a restart of Docker"
             return fail(what, *late, evidence, fix=_restart(node, docker))
@@ -614,9 +593,9 @@ def _not_registered(node: Node, docker: Daemon, info: dict[str, Any], evidence: 
     return fail("the nvidia runtime isn't configured", evidence)
 
 
-def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
+def _started_before(node: Node, docker: Daemon, hook: str) -> tuple[Evidence, ...] | None:
     """Docker looks for the toolkit's hook only when it starts (moby, daemon/nvidia_linux.go)."""
-    process = node.docker.process if node.docker else None
+    process = docker.process
     installation = toolkit_installed(node.host, node.packages, hook) if process else None
     if process is None or installation is None or installation[0] <= process.started:
         return None
@@ -630,7 +609,7 @@ def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
 # Docker's settings: unknown keys, a missing default runtime, a different cgroup driver.
 
 
-@check(
+@engine_check(
     "docker-unknown-key",
     "docker",
     title="Docker supports every setting in its file",
@@ -639,38 +618,32 @@ def _started_before(node: Node, hook: str) -> tuple[Evidence, ...] | None:
         "which only reads the file. If the kubelet uses another engine, an unknown key is a warning."
     ),
     fix=fixes.EDIT_DAEMON_JSON,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     preflight=("docker",),
     reboot=True,
     refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
     table=TABLE,
 )
-def docker_unknown_key(node: Node) -> Verdict:
+@if_installed("docker")
+def docker_unknown_key(node: Node, docker: Daemon) -> Verdict:
     """dockerd doesn't start with an unknown setting. The names of settings have hyphens: default-runtime, not
     default_runtime. A running dockerd keeps the configuration that it loaded earlier.
     """
-    if node.docker is None:
-        return skip(docker_role(node).reason)
-    try:
-        config = node.docker_config
-    except ConfigError:
-        return skip("Docker's configuration file can't be parsed: see docker-config-invalid-json")
-    keys = unknown_keys(node.host, node.docker, config)
+    config = _readable(node)
+    if config is None:
+        return skip(_UNPARSABLE)
+    keys = unknown_keys(node.host, docker, config)
     if keys is None:
         return skip("gpunode doesn't know a setting and couldn't run dockerd --validate")
     if not keys:
         return ok("Docker supports every setting in its file")
-    path = node.docker.config_path
-    text = node.host.read_text(path) or ""
-    places = [seen(path, f'"{key}"', line_of(text, f'"{key}"')) for key in keys]
-    judge = fail if docker_role(node).used else warn
+    path = docker.config_path
+    places = [seen_in(node.host, path, f'"{key}"', f'"{key}"') for key in keys]
     change = "; ".join(_renamed(key)[0] for key in keys)
     reload = all(_renamed(key)[1] in ("", *_RELOADED) for key in keys)
-    fix = edit(node, node.docker, places[0].line, change, reload=reload)
-    why = f"dockerd doesn't start with an unknown setting.{_until_restarted(node.docker)}"
-    return judge(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix, why=why)
+    fix = edit(node, docker, places[0].line, change, reload=reload)
+    why = f"dockerd doesn't start with an unknown setting.{_until_restarted(docker)}"
+    return _judge(node)(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix, why=why)
 
 
 def _renamed(key: str) -> tuple[str, str]:
@@ -679,7 +652,7 @@ def _renamed(key: str) -> tuple[str, str]:
     return (f'delete "{key}". {_NO_COMMA}', "") if name == key else (f'change "{key}" to "{name}"', name)
 
 
-@check(
+@engine_check(
     "docker-default-runtime",
     "docker",
     title="The binary of Docker's default runtime exists",
@@ -687,8 +660,6 @@ def _renamed(key: str) -> tuple[str, str]:
         "the default runtime of the running daemon (/info) and its binary, if Docker is this node's engine."
     ),
     fix=CONFIGURE_DEFAULT,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=(
         "pci-no-gpu",
         "toolkit-missing",
@@ -699,25 +670,20 @@ def _renamed(key: str) -> tuple[str, str]:
     reboot=True,
     refs=("https://docs.docker.com/reference/cli/dockerd/#default-runtime",),
 )
-def docker_default_runtime(node: Node) -> Verdict:
+@if_used("docker")
+def docker_default_runtime(node: Node, docker: Daemon) -> Verdict:
     """If the binary of the default runtime is missing, no container starts, with or without GPUs: exec:
     "nvidia-container-runtime": executable file not found.
     """
-    role = docker_role(node)
-    if node.docker is None or not role.used:
-        return skip(role.reason)
-    try:
-        info = node.docker_info
-    except DaemonError as error:
-        return skip(f"Docker doesn't report its configuration: {error.message}")
+    info = node.docker_info
     name = str(info.get("DefaultRuntime") or "")
     program = programs(info, "Runtimes").get(name, "")
     is_nvidia = name in nvidia_programs(info, "Runtimes") or program.startswith("/")
     if not is_nvidia or not program or node.host.which(program):
         return ok(f"the default runtime is {name or 'unknown'}")
-    path = node.docker.config_path
-    line = line_of(node.host.read_text(path) or "", '"default-runtime"')
-    answer = seen(f"{node.docker.socket} /info", f"DefaultRuntime {name}: {program}")
+    path = docker.config_path
+    line = line_in(node.host, path, '"default-runtime"')
+    answer = seen(f"{docker.socket} /info", f"DefaultRuntime {name}: {program}")
     evidence = [seen(path, f'"default-runtime": "{name}"', line)] if line else []
     elsewhere = "nvidia-container-runtime" in node.toolkit.programs
     return fail(
@@ -726,21 +692,20 @@ def docker_default_runtime(node: Node) -> Verdict:
         answer,
         fix=None
         if elsewhere
-        else edit(node, node.docker, line, f'change "{name}" to "runc"', reload=line is not None),
+        else edit(node, docker, line, f'change "{name}" to "runc"', reload=line is not None),
     )
 
 
-@check(
+@engine_check(
     "docker-cgroup-driver-mismatch",
     "docker",
     title="Docker and the kubelet use one cgroup driver",
     looks_at="CgroupDriver of the running daemon (/info) and cgroupDriver of a kubelet that uses Docker.",
     fix=fixes.EDIT_DAEMON_JSON,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=("pci-no-gpu", "docker-not-running"),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
 )
+@if_reported("docker")
 def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
     """If Docker uses another cgroup driver, the kubelet refuses to start or its pods are killed: kubelet
     cgroup driver: "systemd" is different from docker cgroup driver: "cgroupfs".
@@ -748,10 +713,7 @@ def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
     kubelet = node.kubelet
     if node.docker is None or kubelet is None or not kubelet.joined or kubelet.engine != "docker":
         return skip("no kubelet uses Docker on this node")
-    try:
-        docker = node.docker_info.get("CgroupDriver")
-    except DaemonError as error:
-        return skip(f"Docker doesn't report its configuration: {error.message}")
+    docker = node.docker_info.get("CgroupDriver")
     if kubelet.cgroup_driver is None or docker not in ("systemd", "cgroupfs"):
         return skip("the cgroup driver of Docker or of the kubelet is unknown")
     answer = seen(f"{node.docker.socket} /info", f"CgroupDriver {docker}")
@@ -768,7 +730,6 @@ def docker_cgroup_driver_mismatch(node: Node) -> Verdict:
 
 def _same_driver(node: Node, docker: Daemon, driver: str) -> Fix:
     """Change Docker to the kubelet's driver: the other direction would require restarting every pod."""
-    text = node.host.read_text(docker.config_path) or ""
-    line = line_of(text, "native.cgroupdriver")
+    line = line_in(node.host, docker.config_path, "native.cgroupdriver")
     fix = edit(node, docker, line, f'set "exec-opts": ["native.cgroupdriver={driver}"]')
     return fixes.new_cgroup_driver(node, fix, "Docker")

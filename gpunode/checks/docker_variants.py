@@ -5,7 +5,18 @@ from __future__ import annotations
 
 from gpunode.checks import docker
 from gpunode.checks.finding import LOADS_OTHER_DOCKER, Fix
-from gpunode.checks.model import ENGINE_NODES, NO_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import (
+    Verdict,
+    check,
+    engine_check,
+    fail,
+    if_used,
+    note,
+    ok,
+    seen,
+    skip,
+    warn,
+)
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
@@ -39,10 +50,10 @@ def docker_snap(node: Node) -> Verdict:
     snap = node.docker_snap
     if snap is None:
         return ok("Docker isn't a snap") if node.docker else skip(docker_role(node).reason)
-    where = seen(snap.unit or "snap", f"Docker {_dotted(snap)} as a snap")
+    where = seen(snap.unit or "snap", f"Docker {_release(snap)} as a snap")
     if node.docker is None or node.docker.manager != "snap":
         if node.docker and node.docker.process and snap.process:
-            system = seen(node.docker.config_source, f"Docker {_dotted(node.docker)} as a package")
+            system = seen(node.docker.config_source, f"Docker {_release(node.docker)} as a package")
             text = (
                 "two Dockers run on this node, one from a package and one from a snap: either may answer the "
                 "docker command"
@@ -171,35 +182,30 @@ def _prepare(node: Node, daemon: Daemon) -> Fix:
     return Fix(as_user(account(node.host, uid)), disruptive="restart", disturbs=LOADS_OTHER_DOCKER)
 
 
-@check(
+@engine_check(
     "docker-version-old",
     "docker",
     title="Docker is new enough for GPUs",
     looks_at="the running dockerd's version, if Docker is this node's engine. The minimum is 19.03.",
     fix=docker.UPGRADE,
-    classes=ENGINE_NODES,
-    unless=NO_ENGINE,
     blocked_by=("pci-no-gpu",),
     preflight=("docker",),
     refs=("https://docs.docker.com/engine/release-notes/19.03/",),
     table=tables.TABLE,
 )
-def docker_version_old(node: Node) -> Verdict:
+@if_used("docker")
+def docker_version_old(node: Node, daemon: Daemon) -> Verdict:
     """An older Docker rejects --gpus as an unknown flag and doesn't call the toolkit."""
-    role = docker_role(node)
-    if node.docker is None or not role.used:
-        return skip(role.reason)
-    version = node.docker.version
-    if not version or not version[0]:
+    if not daemon.version or not daemon.version[0]:
         return skip("Docker's version is unknown")
-    if tables.can("docker", "gpus", version):
-        return ok(f"Docker {_dotted(node.docker)} supports --gpus")
+    if tables.can("docker", "gpus", daemon.version):
+        return ok(f"Docker {daemon.release} supports --gpus")
     return fail(
-        f"Docker {_dotted(node.docker)} doesn't support --gpus, which was added in 19.03",
-        seen(node.docker.binary or "dockerd", _dotted(node.docker)),
+        f"Docker {daemon.release} doesn't support --gpus, which was added in 19.03",
+        seen(daemon.binary or "dockerd", daemon.release),
         fix=docker.newer(node),
     )
 
 
-def _dotted(daemon: Daemon) -> str:
+def _release(daemon: Daemon) -> str:
     return daemon.release or "(unknown)"

@@ -8,8 +8,8 @@ from dataclasses import replace
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers
 from gpunode.checks.finding import RESTARTS_KUBERNETES, Fix
-from gpunode.checks.model import Verdict, check, fail, note, ok, seen, skip, warn
-from gpunode.errors import ConfigError, DaemonError
+from gpunode.checks.model import Verdict, check, fail, if_reported, note, ok, seen, skip, warn
+from gpunode.errors import ConfigError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
 from gpunode.facts.gpu_use import taken_way
@@ -116,6 +116,7 @@ def _text(node: Node, path: str) -> str:
     needs=("kubelet",),
     refs=("https://github.com/Mirantis/cri-dockerd",),
 )
+@if_reported("docker")
 def cri_dockerd(node: Node) -> Verdict:
     """cri-dockerd starts pods under Docker's default runtime unless they name another one. Under runc they
     can't access GPUs, even if the device plugin allocated them.
@@ -123,10 +124,7 @@ def cri_dockerd(node: Node) -> Verdict:
     kubelet = node.kubelet
     if node.docker is None or kubelet is None or kubelet.engine != "docker":
         return skip("no kubelet uses Docker on this node")
-    try:
-        default = node.docker_info.get("DefaultRuntime")
-    except DaemonError as error:
-        return skip(f"Docker doesn't report its configuration: {error.message}")
+    default = node.docker_info.get("DefaultRuntime")
     if not isinstance(default, str) or default.startswith("nvidia"):
         return ok(f"Docker's default runtime is {default}")
     if (node.allocatable and node.allocatable.nvidia) or node.gpu_containers:

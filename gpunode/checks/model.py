@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial, wraps
 
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
-from gpunode.checks.fixes import FixByFamily
-from gpunode.errors import ConfigError
+from gpunode.checks.fixes import FixByFamily, syntax
+from gpunode.errors import ConfigError, DaemonError
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.engines import ROLES
 from gpunode.facts.node import Node
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
+from gpunode.host import Host
 
 LAYERS = (
     *("hardware", "driver", "devices", "health", "fabric", "toolkit", "cdi"),
@@ -23,10 +27,10 @@ LAYERS = (
 HOST = (BARE_METAL, VM)
 HOST_OR_CONTAINER = (BARE_METAL, VM, CONTAINER)
 EVERYWHERE_BUT_TEGRA = (BARE_METAL, VM, CONTAINER, WSL2)
-# an engine works alike on all of them; a container that runs one program has no engine of its own
-ENGINE_NODES = (BARE_METAL, VM, CONTAINER, WSL2, TEGRA)
 # where a kubelet can run; WSL 2 and containers are left out, because a kubelet there is an experiment
 CLUSTER_NODES = (BARE_METAL, VM, TEGRA)
+# an engine works alike on all of them; a container that runs one program has no engine of its own
+ENGINE_NODES = (BARE_METAL, VM, CONTAINER, WSL2, TEGRA)
 NO_ENGINE = ("application-container",)
 
 # installations that `Check.preflight` can name
@@ -100,6 +104,49 @@ class Check:
 
 
 check = Check
+# a check of an engine's own settings
+engine_check = partial(check, classes=ENGINE_NODES, unless=NO_ENGINE)
+
+_Run = Callable[[Node], Verdict]
+
+
+def if_reported(engine: str) -> Callable[[_Run], _Run]:
+    """Decorator of a check's function: a skip if the daemon doesn't report what the function needs."""
+
+    def decorate(run: _Run) -> _Run:
+        @wraps(run)
+        def guarded(node: Node) -> Verdict:
+            try:
+                return run(node)
+            except DaemonError as error:
+                return skip(f"{ENGINES[engine].title} doesn't report its configuration: {error.message}")
+
+        return guarded
+
+    return decorate
+
+
+def if_installed(engine: str, *, used: bool = False) -> Callable[[Callable[[Node, Daemon], Verdict]], _Run]:
+    """Decorator of a check's function that also takes the engine's daemon: a skip without one, or if it
+    doesn't report what the function needs."""
+
+    def decorate(run: Callable[[Node, Daemon], Verdict]) -> _Run:
+        @if_reported(engine)
+        @wraps(run)
+        def of_daemon(node: Node) -> Verdict:
+            daemon: Daemon | None = getattr(node, engine)
+            role = ROLES[engine](node)
+            if daemon is None or (used and not role.used):
+                return skip(role.reason)
+            return run(node, daemon)
+
+        return of_daemon
+
+    return decorate
+
+
+# a skip also if this node doesn't use the engine for GPU containers
+if_used = partial(if_installed, used=True)
 
 
 def ok(summary: str, *evidence: Evidence) -> Verdict:
@@ -111,14 +158,18 @@ def note(summary: str, *evidence: Evidence, fix: Fix | None = None) -> Verdict:
     return Verdict(FindingStatus.PASS, summary, evidence, fix, note=True)
 
 
-def warn(summary: str, *evidence: Evidence, fix: Fix | None = None, why: str = "") -> Verdict:
+def warn(
+    summary: str, *evidence: Evidence, fix: Fix | None = None, why: str = "", reboot: bool | None = None
+) -> Verdict:
     """Works now, but is fragile or about to break."""
-    return Verdict(FindingStatus.WARN, summary, evidence, fix, why=why)
+    return Verdict(FindingStatus.WARN, summary, evidence, fix, reboot=reboot, why=why)
 
 
-def fail(summary: str, *evidence: Evidence, fix: Fix | None = None, why: str = "") -> Verdict:
+def fail(
+    summary: str, *evidence: Evidence, fix: Fix | None = None, why: str = "", reboot: bool | None = None
+) -> Verdict:
     """GPU containers can't work because of this fault."""
-    return Verdict(FindingStatus.FAIL, summary, evidence, fix, why=why)
+    return Verdict(FindingStatus.FAIL, summary, evidence, fix, reboot=reboot, why=why)
 
 
 def skip(reason: str, skipped: str = "nothing-to-judge") -> Verdict:
@@ -141,6 +192,23 @@ def place_of(error: ConfigError) -> Evidence:
         return seen(path, message.removeprefix(path).strip(": "))
     column = f"column {match['column']}: " if match["column"] else ""
     return seen(match["path"], f"{column}{match['reason']}", int(match["line"]))
+
+
+def unparsable(host: Host, error: ConfigError) -> tuple[Evidence, str]:
+    """Where a file can't be parsed, and what to change there, for `fixes.edit_file`."""
+    place = place_of(error)
+    return place, syntax(host.read_text(place.source) if place.line else None, place.line)
+
+
+def line_in(host: Host, path: str, needle: str) -> int | None:
+    """The first line, 1-based, of a file that holds `needle`."""
+    lines = enumerate((host.read_text(path) or "").splitlines(), start=1)
+    return next((number for number, line in lines if needle in line), None)
+
+
+def seen_in(host: Host, path: str, value: object, needle: str) -> Evidence:
+    """One observation in a file, at the first line that holds `needle`."""
+    return seen(path, value, line_in(host, path, needle))
 
 
 def ago(seconds: float) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import per_family
-from gpunode.checks.model import Verdict, check, fail, ok, seen, skip
+from gpunode.checks.model import Verdict, check, fail, if_used, ok, seen, skip
 from gpunode.errors import ConfigError
 from gpunode.facts import tables
 from gpunode.facts.cdi import DIRECTORIES
-from gpunode.facts.engines import podman_role
+from gpunode.facts.daemons import Daemon
 from gpunode.facts.node import Node
 from gpunode.facts.podman import PodmanConfig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
@@ -36,20 +36,18 @@ _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
     table=tables.TABLE,
 )
-def podman_cdi(node: Node) -> Verdict:
+@if_used("podman")
+def podman_cdi(node: Node, daemon: Daemon) -> Verdict:
     """Podman gets GPUs through CDI: without it containers fail with 'unresolvable CDI devices'."""
-    role = podman_role(node)
-    if node.podman is None or not role.used:
-        return skip(role.reason)
-    release = ".".join(map(str, node.podman.version))
-    if tables.can("podman", "cdi", node.podman.version) is False:
+    release = daemon.release
+    if tables.can("podman", "cdi", daemon.version) is False:
         if nvidia_hooks(node.host, (*SYSTEM_DIRECTORIES, *_hooks_dir(node))):
             return ok(f"podman {release} doesn't support CDI and gets GPUs through an OCI hook")
         text = f"podman {release} doesn't support CDI, which was added in {tables.first('podman', 'cdi')}"
-        return fail(text, seen(node.podman.binary or "podman", release))
+        return fail(text, seen(daemon.binary or "podman", release))
     specs = [spec.path for spec in node.gpu_specs]
     try:
-        directories = _directories(node.podman_files, node.podman.version)
+        directories = _directories(node.podman_files, daemon.version)
     except ConfigError:
         return skip("podman's files can't be parsed, so podman ignores them")
     here = {node.host.realpath(directory) for directory in directories}
