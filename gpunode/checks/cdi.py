@@ -21,7 +21,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import after_reading_log, seen_unit
+from gpunode.checks.units import after_reading_log, runs, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import boot
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, known_gpus, stale_parts, vendor_specs
@@ -143,11 +143,15 @@ def cdi_lost_at_reboot(node: Node) -> Verdict:
     )
 
 
+def enabled_writer(node: Node) -> str:
+    """The service that writes the specification at boot; empty if none does, or if unknown."""
+    units = (node.units.get(name) for name in WRITERS)
+    return next((unit.name for unit in units if unit is not None and unit.may_start_at_boot), "")
+
+
 def _writer(node: Node) -> str:
-    for name in WRITERS:
-        unit = node.units.get(name)
-        if unit is not None and unit.may_start_at_boot:
-            return name
+    if name := enabled_writer(node):
+        return name
     if node.host.is_dir(boot.OPERATOR):
         return boot.OPERATOR
     return boot.started(node.host, _COMMANDS, besides=WRITERS[:1], rules=True)
@@ -410,7 +414,7 @@ def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
 # Whether a specification exists where one is needed, and what keeps it up to date.
 
 _DIRECTORIES = "/etc/cdi, /var/run/cdi"
-_SERVICE, _PATH = "nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path"
+_SERVICE, _PATH = WRITERS[0], "nvidia-cdi-refresh.path"
 _OURS = "gpunode-cdi-refresh.path"
 
 
@@ -567,8 +571,7 @@ def cdi_refresh_inactive(node: Node) -> Verdict:
     service, path = node.units.get(_SERVICE), node.units.get(_PATH)
     if service is None or not service.installed:
         return skip(f"{_SERVICE} isn't installed")
-    own_unit = node.units.get(_OURS)
-    if own_unit is not None and own_unit.runs:
+    if runs(node, _OURS):
         return ok(f"{_OURS} keeps the CDI specification up to date")
     if service.active == "failed":
         fix = after_reading_log(_SERVICE, Fix(f"systemctl restart {_SERVICE}"))

@@ -11,21 +11,7 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.facts import cuda as releases
 from gpunode.facts import driver, images
-from gpunode.facts.cuda import (
-    Judged,
-    driver_cuda,
-    driver_version,
-    judge_requirements,
-    last_for,
-    makes_code_for,
-    newest_of,
-    release,
-    requested_release,
-    run_cuda,
-)
-from gpunode.facts.driver import version_numbers
 from gpunode.facts.driver_targets import LONG_TERM, last_branch
-from gpunode.facts.images import Image, Search, sample_cuda
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
@@ -58,9 +44,6 @@ def other_image(release: str) -> Fix:
     return Fix(f"use an image of CUDA {release} or older", needs_root=False)
 
 
-OTHER_RELEASE = other_release("12.9")
-
-
 def newer_driver(
     node: Node, requested: tuple[int, int] | None = None, other: Callable[[str], Fix] = other_release
 ) -> Fix:
@@ -68,12 +51,12 @@ def newer_driver(
     result of `other` for the last CUDA release that they support."""
     known = node.nvml.inventory
     for gpu in known.gpus if known and requested else ():
-        if requested and makes_code_for(requested, gpu.compute_capability) == "dropped":
-            return other(last_for(gpu.compute_capability))
+        if requested and releases.makes_code_for(requested, gpu.compute_capability) == "dropped":
+            return other(releases.last_for(gpu.compute_capability))
     if TRAITS["operator-driver"].holds(node):
         return Fix("kubectl edit clusterpolicies.nvidia.com", needs_root=False, disruptive="drain")
     branch = _branch_above(node, requested)
-    offered = newest_of(node.driver_version)
+    offered = releases.newest_of(node.driver_version)
     if not branch and offered:
         return other(f"{offered[0]}.{offered[1]}")
     return driver_packages.install_driver(node, branch)
@@ -81,7 +64,7 @@ def newer_driver(
 
 def _branch_above(node: Node, requested: tuple[int, int] | None) -> int:
     """The branch to upgrade to; 0 if no newer one supports these GPUs."""
-    known = release(requested) if requested else None
+    known = releases.release(requested) if requested else None
     above = driver.branch(node.driver_version) + 1
     least = max(above, driver.branch(known.minimum) if known else 0)
     last = last_branch(node.gpus)
@@ -123,7 +106,7 @@ def image_needs_newer_driver(node: Node) -> Verdict:
     if not image.requirements:
         return _by_release(node, image)
     try:
-        results = judge_requirements(node, image.requirements)
+        results = releases.judge_requirements(node, image.requirements)
     except ValueError as error:
         return fail(
             f"{reference} has a requirement that the runtime rejects: {error}",
@@ -135,7 +118,7 @@ def image_needs_newer_driver(node: Node) -> Verdict:
     return _requirements(node, results)
 
 
-def _requirements(node: Node, results: tuple[Judged, ...]) -> Verdict:
+def _requirements(node: Node, results: tuple[releases.Judged, ...]) -> Verdict:
     reference = node.questions.image
     wrong = [result for result in results if result.holds is False]
     if not wrong:
@@ -146,9 +129,10 @@ def _requirements(node: Node, results: tuple[Judged, ...]) -> Verdict:
             )
         return ok(f"this node meets the requirements of {reference}", *_gpus_of_node(node))
     first = wrong[0]
-    evidence = (seen(f"{first.name} of {reference}", _shortened(first.text)), *_gpus_of_node(node))
+    text = first.text if len(first.text) <= _SHOWN else f"{first.text[:_SHOWN]}..."
+    evidence = (seen(f"{first.name} of {reference}", text), *_gpus_of_node(node))
     requirement = first.text.split(" ")[0].replace(",", " and ")
-    requested = requested_release(node)
+    requested = releases.requested_release(node)
     fix = newer_driver(node, requested.release if requested else None, other_image)
     if len(wrong) == len(results) or first.gpu is None:
         return fail(f"{reference} requires {requirement}, which this node doesn't meet", *evidence, fix=fix)
@@ -157,24 +141,20 @@ def _requirements(node: Node, results: tuple[Judged, ...]) -> Verdict:
 
 
 def _gpus_of_node(node: Node) -> tuple[Evidence, ...]:
-    cuda = driver_cuda(node)
+    cuda = releases.driver_cuda(node)
     offered = f", CUDA {cuda[0]}.{cuda[1]}" if cuda else ""
-    return (seen("the loaded driver", f"{driver_version(node) or 'unknown'}{offered}"),)
+    return (seen("the loaded driver", f"{releases.driver_version(node) or 'unknown'}{offered}"),)
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _by_release(node: Node, image: Image) -> Verdict:
+def _by_release(node: Node, image: images.Image) -> Verdict:
     """An image without requirements may still name the CUDA release that it was built with."""
-    reference, driver = node.questions.image, driver_version(node)
+    reference, driver = node.questions.image, releases.driver_version(node)
     built = releases.release_of(image.cuda)
     if built is None or not driver:
         return ok(
             f"{reference} has no requirements for the driver", seen(image.engine, "no NVIDIA_REQUIRE_*")
         )
-    answer, needed = releases.runs(built, driver, driver_cuda(node))
+    answer, needed = releases.runs(built, driver, releases.driver_cuda(node))
     evidence = (seen(f"CUDA_VERSION of {reference}", image.cuda), *_gpus_of_node(node))
     if answer is None:
         return skip(f"the driver that CUDA {image.cuda} of {reference} needs is unknown")
@@ -184,7 +164,7 @@ def _by_release(node: Node, image: Image) -> Verdict:
     return fail(what, *evidence, fix=newer_driver(node, built, other_image))
 
 
-def _not_pulled(reference: str, search: Search) -> Verdict:
+def _not_pulled(reference: str, search: images.Search) -> Verdict:
     """gpunode pulls nothing; if the user named the image, the finding shows the command that pulls it."""
     if search.held_not:
         engine = search.held_not[0]
@@ -265,10 +245,10 @@ def cuda_driver_version(node: Node) -> Verdict:
     if requested is None:
         option = node.questions.cuda
         return skip(f"--cuda {option}: not a CUDA release, such as 12.8" if option else _NO_CUDA_OPTION)
-    driver, name = driver_version(node), f"{requested[0]}.{requested[1]}"
+    driver, name = releases.driver_version(node), f"{requested[0]}.{requested[1]}"
     if not driver:
         return skip("the driver doesn't report its version")
-    answer, needed = releases.runs(requested, driver, driver_cuda(node))
+    answer, needed = releases.runs(requested, driver, releases.driver_cuda(node))
     evidence = seen("the loaded driver", driver)
     if answer is None:
         return skip(f"the driver that CUDA {name} needs is unknown")
@@ -295,7 +275,7 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
     with error 222, 'the provided PTX was compiled with an unsupported toolchain': JIT compilers and libraries
     without code for this GPU fail, other programs run.
     """
-    requested, here = requested_release(node), driver_cuda(node)
+    requested, here = releases.requested_release(node), releases.driver_cuda(node)
     if requested is None or here is None:
         return skip(_NO_RELEASE if requested is None else "the driver doesn't report its CUDA version")
     known = releases.release(requested.release)
@@ -320,7 +300,7 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
         "each GPU's compute capability against the CUDA releases that can compile for it. The release "
         "is --cuda X.Y or CUDA_VERSION of --image REF."
     ),
-    fix=OTHER_RELEASE,
+    fix=other_release("12.9"),
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://developer.nvidia.com/cuda-gpus",),
@@ -331,10 +311,10 @@ def no_kernel_image(node: Node) -> Verdict:
     error 209, 'no kernel image is available for execution on the device', or compiles PTX for minutes at each
     start.
     """
-    requested, known = requested_release(node), node.nvml.inventory
+    requested, known = releases.requested_release(node), node.nvml.inventory
     if requested is None or known is None:
         return skip(_NO_RELEASE if requested is None else "NVML lists no GPUs")
-    if not node.questions.cuda and sample_cuda(node.questions.image):
+    if not node.questions.cuda and images.sample_cuda(node.questions.image):
         return skip("see vectoradd-image-arch for this image")
     support = {
         gpu.name: (gpu.compute_capability, releases.makes_code_for(requested.release, gpu.compute_capability))
@@ -343,14 +323,12 @@ def no_kernel_image(node: Node) -> Verdict:
     }
     dropped = {name: capability for name, (capability, answer) in support.items() if answer == "dropped"}
     early = {name: capability for name, (capability, answer) in support.items() if answer == "too-early"}
-    evidence = tuple(
-        seen(
-            name,
-            f"compute capability {capability}: CUDA {releases.first_for(capability)} to {_last(capability)}",
-        )
-        for name, capability in (dropped or early).items()
-    )
-    evidence = (*evidence, seen(requested.source, str(requested)))
+    evidence = []
+    for name, capability in (dropped or early).items():
+        last = releases.last_for(capability) or "today"
+        span = f"CUDA {releases.first_for(capability)} to {last}"
+        evidence.append(seen(name, f"compute capability {capability}: {span}"))
+    evidence.append(seen(requested.source, str(requested)))
     if dropped:
         last = releases.last_for(next(iter(dropped.values())))
         what = f"CUDA {requested} no longer supports {', '.join(dropped)}"
@@ -360,10 +338,6 @@ def no_kernel_image(node: Node) -> Verdict:
         what = f"CUDA {requested} is older than {', '.join(early)}: only programs that contain PTX run there"
         return warn(what, *evidence, fix=other_release(first, " or later"))
     return ok(f"CUDA {requested} supports every GPU of this node")
-
-
-def _last(capability: str) -> str:
-    return releases.last_for(capability) or "today"
 
 
 # CUDA on the host itself: which libcuda programs load, and whether it initialises.
@@ -385,7 +359,6 @@ FIND_COMPAT = fixes.look(
     ),
     fix=FIND_COMPAT,
     blocked_by=("module-not-loaded", "libcuda-missing"),
-    preflight=(),
     classes=HOST,
     refs=("https://docs.nvidia.com/deploy/cuda-compatibility/",),
 )
@@ -394,13 +367,16 @@ def forward_compat_803_804(node: Node) -> Verdict:
     driver, it fails with error 803 (system has unsupported display driver / cuda driver combination); on a
     GeForce, with error 804.
     """
-    library, driver = node.cuda_library, node.module
+    library, module = node.cuda_library, node.module
     if library is None or not is_compat(library.path):
         return ok("programs load the driver's own libcuda")
-    here, loaded = version_numbers(library.version or ""), version_numbers(driver.version if driver else "")
-    if driver is None or not here or not loaded:
+    here, loaded = (
+        driver.version_numbers(library.version or ""),
+        driver.version_numbers(module.version if module else ""),
+    )
+    if module is None or not here or not loaded:
         return skip(f"{library.path} or the driver doesn't report its version")
-    evidence = (seen("/etc/ld.so.cache", library.path), seen("the loaded driver", driver.version))
+    evidence = (seen("/etc/ld.so.cache", library.path), seen("the loaded driver", module.version))
     if here == loaded:
         return ok(f"libcuda of cuda-compat has the driver's version, {library.version}", *evidence)
     if here < loaded:
@@ -456,7 +432,7 @@ def cuda_uninitialised(node: Node) -> Verdict:
     804), unified memory is missing (999; uvm-not-loaded checks that), or a process uses the GPU exclusively
     (46). CUDA fails in containers too.
     """
-    answer = run_cuda(node.host)
+    answer = releases.run_cuda(node.host)
     if answer is None:
         return skip("the CUDA test can't run on this machine")
     source = "vector-add in a child process"

@@ -50,11 +50,6 @@ _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _GPU_WORDS = ("gpu", "nvidia", "cuda")  # part of every other vendor's name for a share
 _SEEING = "Registered device plugin"
 _PLUGIN = "nvidia-device-plugin"
-_DEPLOY = Fix(
-    "gpunode setup --kubernetes",
-    disruptive="restart",
-    disturbs="configures the kubelet's container engine, and restarts it if needed: running pods continue",
-)
 _ASK_OPERATOR = fixes.look(
     "kubectl get pods --all-namespaces --selector app=nvidia-device-plugin-daemonset -o wide",
     "If this node's pod isn't Running, its log names the cause: kubectl logs",
@@ -136,7 +131,12 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
         "the resources nvidia.com/... that the running kubelet reports (PodResources), else those in "
         "its checkpoint. No plugin is needed if NVIDIA's DRA driver allocates the GPUs."
     ),
-    fix=_DEPLOY,
+    fix=Fix(
+        "gpunode setup --kubernetes",
+        disruptive="restart",
+        disturbs="configures the kubelet's container engine, and restarts it if needed: running pods "
+        "continue",
+    ),
     classes=CLUSTER_NODES,
     unless=("vfio-host",),
     blocked_by=(
@@ -502,7 +502,7 @@ def _strategies(node: Node, plugin: PluginProcess) -> tuple[str, ...]:
     return tuple(filter(None, value.split(","))) or (_ENVVAR,)
 
 
-def _source(plugin: PluginProcess) -> str:
+def source(plugin: PluginProcess) -> str:
     return f"{plugin.name}, process {plugin.process.pid}"
 
 
@@ -546,7 +546,7 @@ def plugin_strategy_mismatch(node: Node) -> Verdict:
         strategies = _strategies(node, plugin)
         wrong = _refused(node, strategies)
         if wrong is not None:
-            answer = seen(_source(plugin), f"device list strategy {','.join(strategies)}")
+            answer = seen(source(plugin), f"device list strategy {','.join(strategies)}")
             evidence, fix = wrong
             what = f"neither engine nor toolkit supports the device plugin's strategy {strategies[0]}"
             fix = replace(fix, note="Then delete the pods that started without GPUs: they get none later")
@@ -645,7 +645,7 @@ def plugin_device_specs(node: Node) -> Verdict:
                 "the device plugin doesn't report device files to the kubelet, which uses the static CPU "
                 "manager",
                 seen(path, "policyName static"),
-                seen(_source(plugin), "PASS_DEVICE_SPECS isn't set"),
+                seen(source(plugin), "PASS_DEVICE_SPECS isn't set"),
             )
     return ok("the device plugin reports device files to the kubelet")
 

@@ -21,11 +21,9 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import seen_unit
+from gpunode.checks.units import runs, seen_unit
 from gpunode.facts import devices, driver
 from gpunode.facts.cgroups import systemd_engines
-from gpunode.facts.devices import expected_major, mig_capability_nodes
-from gpunode.facts.driver import PARAMETERS, module_loaded, parameters
 from gpunode.facts.driver_targets import run_installed
 from gpunode.facts.node import Node
 from gpunode.facts.processes import option_value
@@ -107,7 +105,7 @@ def mig_caps_missing(node: Node) -> Verdict:
     """A program opens a MIG device through these files. Without them, a container with a MIG device doesn't
     start or finds no GPU.
     """
-    expected = mig_capability_nodes(node.host)
+    expected = devices.mig_capability_nodes(node.host)
     if not expected:
         return skip("the driver reports no MIG instance")
     there = {device.path for device in node.device_nodes}
@@ -145,7 +143,7 @@ def dev_node_major_stale(node: Node) -> Verdict:
     """
     stale = []
     for device in node.device_nodes:
-        expected = expected_major(device.path, node.majors)
+        expected = devices.expected_major(device.path, node.majors)
         if expected is not None and device.major != expected:
             stale.append((device, expected))
     if not stale:
@@ -175,7 +173,7 @@ def uvm_not_loaded(node: Node) -> Verdict:
     """CUDA needs nvidia-uvm, nvidia-smi doesn't: the GPUs look healthy, but every CUDA program fails with
     error 999. A root process on the host loads the module on demand; a process in a container can't.
     """
-    if not any(module_loaded(node.host, name) for name in _UVM):
+    if not any(driver.module_loaded(node.host, name) for name in _UVM):
         return fail("the module nvidia-uvm isn't loaded", seen("/sys/module/nvidia_uvm", "absent"))
     if any(device.path == f"{_OPERATOR_DEV}/nvidia-uvm" for device in node.host.devices(_OPERATOR_DEV)):
         return ok("nvidia-uvm is loaded and its device file exists", seen(_OPERATOR_DEV, "nvidia-uvm"))
@@ -190,7 +188,6 @@ def uvm_not_loaded(node: Node) -> Verdict:
 
 _ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
 START_PERSISTENCED = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
-RESTART_PERSISTENCED = Fix("systemctl restart nvidia-persistenced", disturbs=DISRUPTS_NOTHING)
 INSTALL_PERSISTENCED = per_family(
     f"apt install nvidia-persistenced && {' '.join(_ENABLE)}",
     f"dnf install nvidia-persistenced && {' '.join(_ENABLE)}",
@@ -203,20 +200,7 @@ UNIT_OF_RUN_INSTALLER = Fix(
 )
 
 # the check names the containers and how to restart each; without root they are unknown
-RESTART_CONTAINERS = fixes.look(
-    "gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers"
-)
 START_IMEX = fixes.restart("nvidia-imex", RESTARTS_IMEX)
-OPEN_DEVICES = Fix(
-    "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf"
-).then_reboot()
-MAKE_CHANNEL = Fix(
-    "echo 'options nvidia NVreg_CreateImexChannel0=1' > /etc/modprobe.d/nvidia-imex.conf"
-).then_reboot()
-MAKE_LINKS = Fix(
-    "for file in /dev/nvidia?*; do [ -c $file ] && "
-    "ln -sf $file /dev/char/$((0x$(stat -c %t $file))):$((0x$(stat -c %T $file))); done"
-)
 
 
 def install_daemon(command: str) -> Fix:
@@ -286,9 +270,11 @@ _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
     severity="warning",
     looks_at=(
         "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
-        f"{PARAMETERS}. Files in /dev/nvidia-caps are restricted to root by design."
+        f"{driver.PARAMETERS}. Files in /dev/nvidia-caps are restricted to root by design."
     ),
-    fix=OPEN_DEVICES,
+    fix=Fix(
+        "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf"
+    ).then_reboot(),
     blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
 )
@@ -305,7 +291,7 @@ def dev_perms(node: Node) -> Verdict:
     evidence = [seen(file.path, f"mode {file.mode:04o}") for file in closed[:4]]
     expected = _configured_mode(node)
     if expected is not None and expected & _RW != _RW:
-        evidence.append(seen(PARAMETERS, f"DeviceFileMode {expected} ({expected:04o})"))
+        evidence.append(seen(driver.PARAMETERS, f"DeviceFileMode {expected} ({expected:04o})"))
         words = f"the driver restricts {many(len(closed), 'device file')} to their group"
         if node.distribution.family == "suse":
             return note(words, *evidence)  # group video, as its packages set it
@@ -320,7 +306,7 @@ def dev_perms(node: Node) -> Verdict:
 
 def _configured_mode(node: Node) -> int | None:
     """The mode that the loaded driver sets for its files (the decimal DeviceFileMode); None if unknown."""
-    mode = parameters(node.host).get("DeviceFileMode", "")
+    mode = driver.parameters(node.host).get("DeviceFileMode", "")
     return int(mode) if re.fullmatch(r"\d{1,4}", mode, re.ASCII) else None
 
 
@@ -339,7 +325,10 @@ def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
         "doesn't know about (the toolkit's legacy mode), or from runc 1.1.3 to 1.1.6, which ignores "
         "devices without a link in /dev/char."
     ),
-    fix=MAKE_LINKS,
+    fix=Fix(
+        "for file in /dev/nvidia?*; do [ -c $file ] && "
+        "ln -sf $file /dev/char/$((0x$(stat -c %t $file))):$((0x$(stat -c %T $file))); done"
+    ),
     blocked_by=("module-not-loaded", "dev-nodes-missing", "dev-node-major-stale"),
     table="version_gates",
     refs=(
@@ -386,7 +375,9 @@ def dev_char_symlinks(node: Node) -> Verdict:
         f"{devices.IMEX_CHANNELS} and {_IMEX}, if the GPUs belong to an NVLink domain that spans "
         "several nodes."
     ),
-    fix=MAKE_CHANNEL,
+    fix=Fix(
+        "echo 'options nvidia NVreg_CreateImexChannel0=1' > /etc/modprobe.d/nvidia-imex.conf"
+    ).then_reboot(),
     blocked_by=("nvml-hang",),
     refs=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
 )
@@ -395,7 +386,9 @@ def imex_channels(node: Node) -> Verdict:
     they work only within this node.
     """
     joined = [
-        gpu for gpu in node.conditions if gpu.fabric.state == "completed" and _clustered(gpu.fabric.cluster)
+        gpu
+        for gpu in node.conditions
+        if gpu.fabric.state == "completed" and set(gpu.fabric.cluster or "") - _ZEROS
     ]
     if not joined:
         return skip("the GPUs belong to no NVLink domain that spans several nodes")
@@ -415,10 +408,6 @@ def imex_channels(node: Node) -> Verdict:
     if node.kubelet is not None and node.kubelet.joined:
         return ok("the DRA driver provides IMEX channels to pods")
     return note("no IMEX channel exists", seen(devices.IMEX_CHANNELS, "no channel"), domain)
-
-
-def _clustered(cluster: str | None) -> bool:
-    return bool(cluster) and not set(cluster or "") <= _ZEROS
 
 
 # Running GPU containers: whether they can still open their device files.
@@ -453,7 +442,9 @@ _STARTED_BY = {
         "device list for the scope, if systemd was reloaded after the container started. gpunode runs "
         "nothing in a container."
     ),
-    fix=RESTART_CONTAINERS,
+    fix=fixes.look(
+        "gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers"
+    ),
     blocked_by=("pci-no-gpu", "module-not-loaded"),
     refs=(
         "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",
@@ -492,7 +483,7 @@ def _lost_device(node: Node, container: Container) -> Evidence | None:
     majors = node.majors
     for file in container.nodes:
         usual = f"/dev/{file.path.rpartition('/')[2]}"
-        now = expected_major(usual, majors)
+        now = devices.expected_major(usual, majors)
         if now is not None and now != file.major:
             return seen(file.path, f"{usual} has major number {file.major}, but the driver now uses {now}")
     allowed = v1_allows(node.host, container)
@@ -587,22 +578,23 @@ def persistence_off(node: Node) -> Verdict:
     if _trouble(node):
         return skip("the persistence daemon is broken: see persistenced-broken")
     off = seen("NVML", f"persistence mode is off on all {len(reported)} GPUs")
-    state = node.units.get(_UNIT)
-    if (state is not None and state.runs) or any(process.name == _PROGRAM for process in node.processes):
+    if runs(node, _UNIT) or any(process.name == _PROGRAM for process in node.processes):
         return note("the persistence daemon is running, but is configured to leave persistence mode off", off)
-    if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
-        return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, state or "not running"))
-    return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, "not installed"), fix=_install(node))
+    state = (node.units.get(_UNIT) or "not running") if _installed(node) else "not installed"
+    fix = keep_initialised(node)
+    return warn("nothing keeps the GPUs initialised", off, seen(_UNIT, state), fix=fix)
+
+
+def _installed(node: Node) -> bool:
+    state = node.units.get(_UNIT)
+    return (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None
 
 
 def keep_initialised(node: Node) -> Fix | None:
     """Start the persistence daemon, or install it; None if it runs."""
-    state = node.units.get(_UNIT)
-    if state is not None and state.runs:
+    if runs(node, _UNIT):
         return None
-    if (state is not None and state.installed) or read_unit(node.host, _UNIT) is not None:
-        return START_PERSISTENCED
-    return _install(node)
+    return START_PERSISTENCED if _installed(node) else _install(node)
 
 
 def _install(node: Node) -> Fix:
@@ -627,7 +619,7 @@ def _install(node: Node) -> Fix:
     title="The persistence daemon works",
     severity="warning",
     looks_at=f"{_UNIT} as systemd reports it, {_SOCKET}, and the user that the unit names.",
-    fix=RESTART_PERSISTENCED,
+    fix=Fix("systemctl restart nvidia-persistenced", disturbs=DISRUPTS_NOTHING),
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "dev-nodes-missing"),
     unless=("vgpu-guest",),
     refs=("https://docs.nvidia.com/deploy/driver-persistence/",),

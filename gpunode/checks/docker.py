@@ -177,7 +177,6 @@ REPLACE_SNAP = per_family(
     effect="stops and removes all containers of the snap, with its images and volumes",
     before="First save what you need: docker save, docker cp, and a copy of /var/snap/docker/common",
 )
-CONFIGURE_DEFAULT = fixes.configure("docker", "--set-as-default")
 INSTALL = per_family(
     f"apt install docker.io && {_CONFIGURE}",
     f"dnf install docker-ce && {_CONFIGURE}",
@@ -659,7 +658,7 @@ def _renamed(key: str) -> tuple[str, str]:
     looks_at=(
         "the default runtime of the running daemon (/info) and its binary, if Docker is this node's engine."
     ),
-    fix=CONFIGURE_DEFAULT,
+    fix=fixes.configure("docker", "--set-as-default"),
     blocked_by=(
         "pci-no-gpu",
         "toolkit-missing",

@@ -28,10 +28,8 @@ from gpunode.errors import GpunodeError
 from gpunode.facts import driver, libraries
 from gpunode.facts.driver_targets import last_branch
 from gpunode.facts.kernel_log import UNSUPPORTED
-from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Package, brought, locked, module_stream
-from gpunode.facts.pci import PciGpu
 from gpunode.facts.system import WSL2
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
@@ -112,7 +110,7 @@ def _link(node: Node, path: str) -> Fix:
     title="libcuda.so.1 is the driver's library",
     severity="warning",
     looks_at="whether libcuda.so.1 resolves to a file in the directory stubs/ of a CUDA toolkit.",
-    fix=driver_packages.DROP_STUBS,
+    fix=Fix("sed -i '\\#/stubs#d' /etc/ld.so.conf.d/*.conf /etc/ld.so.conf && ldconfig"),
     blocked_by=("libcuda-missing",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/cuda/cuda-compiler-driver-nvcc/",),
@@ -264,7 +262,7 @@ def driver_libs_mixed(node: Node) -> Verdict:
     evidence = [seen(library.real, f"{library.version} ({library.soname})") for library in (nvml, cuda)]
     if nvml.version == cuda.version:
         return ok(f"both libraries have version {nvml.version}", *evidence)
-    if is_compat(cuda.real):
+    if libraries.is_compat(cuda.real):
         return ok("libcuda.so.1 is cuda-compat's: see forward-compat-803-804", *evidence)
     summary = f"libraries of two driver versions are mixed: {nvml.version} and {cuda.version}"
     return fail(summary, *evidence, fix=driver_packages.reinstall_libraries(node))
@@ -337,16 +335,16 @@ def _in_lxc(node: Node, version: str, wrong: str, summary: str, evidence: list[E
         "Either the host's driver was upgraded, or this container's libraries."
     )
     summary += "; this LXC container needs the host's version"
-    return replace(fail(summary, *evidence, fix=fix, why=why), reboot=False)
+    return fail(summary, *evidence, fix=fix, why=why, reboot=False)
 
 
-def _libraries(node: Node) -> list[Library]:
+def _libraries(node: Node) -> list[libraries.Library]:
     """The node's own libraries: operator-host-driver-conflict checks those of the GPU operator."""
     here = (node.nvml_library, node.cuda_library)
     return [
         library
         for library in here
-        if library and library.version and not library.root and not is_compat(library.real)
+        if library and library.version and not library.root and not libraries.is_compat(library.real)
     ]
 
 
@@ -474,7 +472,9 @@ def gpu_arch_dropped(node: Node) -> Verdict:
     verdict = _judge(node, driver.DROPPED, "a driver of branch {0.max} or older")
     if verdict is not None:
         return verdict
-    rows = (driver.supports(gpu.device_id) for gpu in node.gpus if _could_have(node, gpu))
+    # this driver controls the GPU, or will once it is loaded
+    controlled = (gpu for gpu in node.gpus if gpu.driver in ("nvidia", None))
+    rows = (driver.supports(gpu.device_id) for gpu in controlled if gpu.address not in _refused(node))
     last = next((row for row in rows if row and row.max), None)
     if last is None:
         return ok("newer drivers still support every GPU on this node")
@@ -487,11 +487,6 @@ def gpu_arch_dropped(node: Node) -> Verdict:
         seen("package database", f"cuda-drivers {followed.version}, which follows the newest branch"),
         fix=driver_packages.HOLD_BRANCH.for_family(node.distribution.family),
     )
-
-
-def _could_have(node: Node, gpu: PciGpu) -> bool:
-    """Whether this driver controls the GPU, or will once it is loaded."""
-    return gpu.driver in ("nvidia", None) and gpu.address not in _refused(node)
 
 
 def _stays(node: Node, package: Package) -> bool:

@@ -12,7 +12,6 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, 
 from gpunode.checks.fixes import DRIVER_GUIDE, FixByFamily, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
-from gpunode.facts.driver import Supports
 from gpunode.facts.driver_targets import (
     LONG_TERM,
     RUN_INSTALLER,
@@ -72,12 +71,6 @@ REINSTALL_FIRMWARE = replace(
 _KEEP = "/etc/apt/apt.conf.d/52keep-nvidia-driver"
 
 # a list in apt's configuration grows with every file that names it
-KEEP_DRIVER = per_family(
-    'printf \'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "cuda-"; };\\n\' > ' + _KEEP,
-    "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
-    "zypper addlock '*nvidia*'",
-    _GUIDE,
-)
 
 # cuda-drivers-580 is also available, and stays on its branch
 HOLD_BRANCH = per_family(
@@ -87,12 +80,6 @@ HOLD_BRANCH = per_family(
     _GUIDE,
 )
 
-REMOVE_RUN_INSTALL = per_family(
-    "nvidia-uninstall && apt install --reinstall nvidia-open",
-    "nvidia-uninstall && dnf reinstall nvidia-open",
-    "nvidia-uninstall && zypper install --force nvidia-open",
-    "nvidia-uninstall",
-).then_reboot()
 
 NO_OPERATOR_DRIVER = Fix(
     "kubectl patch clusterpolicies.nvidia.com cluster-policy --type merge "
@@ -102,14 +89,12 @@ NO_OPERATOR_DRIVER = Fix(
     note="This removes the operator's driver from all nodes of the cluster",
 )
 
-DROP_STUBS = Fix("sed -i '\\#/stubs#d' /etc/ld.so.conf.d/*.conf /etc/ld.so.conf && ldconfig")
 
 _LINK_RULE = (
     'ACTION=="add", DEVPATH=="/bus/pci/drivers/nvidia", '
     'RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"'
 )
 
-LOAD_AT_BOOT = Fix("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf")
 
 LINK_AT_BOOT = Fix(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.rules")
 
@@ -152,7 +137,7 @@ def _renamed(parts: re.Match[str], branch: int, module: str) -> str:
     return f"{name}-{branch}{server}{kind}{kernel}"
 
 
-def spares(node: Node, supports: Supports) -> bool:
+def spares(node: Node, supports: driver.Supports) -> bool:
     """Whether the driver that GPUs with this support need also supports the GPUs that have one now."""
     branch = driver.branch(node.driver_version)
     branch = max(min(branch, supports.max or branch), supports.min)
@@ -199,9 +184,8 @@ def install_driver(node: Node, branch: int = 0) -> Fix:
     return replace(fix, note=f"{what}{failure}").then_reboot()
 
 
-def newer_run_file() -> Fix:
-    """For a driver from NVIDIA's .run installer: packages would overwrite its files."""
-    return Fix(f"follow {_DOWNLOADS} to a newer .run installer: this driver was installed with one")
+# for a driver from NVIDIA's .run installer: packages would overwrite its files
+NEWER_RUN_FILE = Fix(f"follow {_DOWNLOADS} to a newer .run installer: this driver was installed with one")
 
 
 def reinstall(node: Node, names: Sequence[str]) -> Fix | None:
@@ -505,7 +489,13 @@ def library_packages(node: Node) -> tuple[Package, ...]:
         "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins "
         "or their own exclusion lists keep them from upgrading the driver's libraries."
     ),
-    fix=KEEP_DRIVER,
+    fix=per_family(
+        'printf \'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "cuda-"; };\\n\' > '
+        + _KEEP,
+        "dnf install 'dnf-command(versionlock)' && dnf versionlock add '*nvidia*'",
+        "zypper addlock '*nvidia*'",
+        _GUIDE,
+    ),
     blocked_by=("driver-not-installed",),
     unless=("operator-driver", "immutable"),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -554,7 +544,12 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
         "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver "
         "beside the host's, and several versions of libcuda.so.1 in the linker's cache."
     ),
-    fix=REMOVE_RUN_INSTALL,
+    fix=per_family(
+        "nvidia-uninstall && apt install --reinstall nvidia-open",
+        "nvidia-uninstall && dnf reinstall nvidia-open",
+        "nvidia-uninstall && zypper install --force nvidia-open",
+        "nvidia-uninstall",
+    ).then_reboot(),
     blocked_by=(
         "driver-not-installed",
         "driver-libs-mixed",

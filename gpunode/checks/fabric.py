@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes, health
-from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS, Evidence, Fix
+from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS, Fix
 from gpunode.checks.model import (
     ANY_ENGINE,
     HOST,
@@ -20,12 +20,10 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import after_reading_log, seen_unit
+from gpunode.checks.units import after_reading_log, runs, seen_unit
 from gpunode.facts import fabric
-from gpunode.facts import fabric as manager
 from gpunode.facts.driver import module_loaded, parameters, version_numbers
 from gpunode.facts.driver_targets import has_repository
-from gpunode.facts.fabric import IB_UMAD, package_version
 from gpunode.facts.kernel_log import SOURCE, KernelLine, last_load, matching
 from gpunode.facts.node import Node
 from gpunode.facts.processes import boot_time, uptime
@@ -37,7 +35,6 @@ from gpunode.gpu.nvml_health import Condition
 
 _INVALID = r"nvidia[-_]peermem .*detected invalid context"
 _LOADER = "systemd-modules-load.service"
-_RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
 
 
 @check(
@@ -52,7 +49,7 @@ _RDMA_GUIDE = "https://docs.nvidia.com/cuda/gpudirect-rdma/"
     fix=Fix("modprobe nvidia-peermem"),
     blocked_by=("module-not-loaded",),
     classes=HOST,
-    refs=(_RDMA_GUIDE,),
+    refs=("https://docs.nvidia.com/cuda/gpudirect-rdma/",),
 )
 def peermem(node: Node) -> Verdict:
     """GPUDirect RDMA needs nvidia_peermem, or the open modules with kernel 5.12 or newer (DMA-BUF). With
@@ -61,11 +58,9 @@ def peermem(node: Node) -> Verdict:
     cards = fabric.infiniband_cards(node.host)
     if not cards:
         return skip("this node has no NVIDIA InfiniBand or RoCE card")
-    now = uptime(node.host)
-    matches = matching(node.kernel_log, _INVALID)
-    invalid = [(line, match) for line, match in matches if not now or now - line.seconds < _RECENT_SECONDS]
+    invalid = [line for line, _ in matching(node.kernel_log, _INVALID) if _recent(node, line)]
     if invalid:
-        lines = (seen(SOURCE, line.text) for line, _ in invalid[-3:])
+        lines = (seen(SOURCE, line.text) for line in invalid[-3:])
         again = Fix("modprobe -r nvidia-peermem && modprobe nvidia-peermem", disruptive="drain")
         return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *lines, fix=again)
     if module_loaded(node.host, "nvidia_peermem"):
@@ -145,7 +140,6 @@ MATCHING_MANAGER = fixes.per_family(
     disruptive="restart",
     disturbs=RESTARTS_FABRIC_MANAGER,
 )
-START_MANAGER = _ENABLE
 _LAYOUT = "/etc/gpunode-mig.yaml"
 KEEP_LAYOUT = Fix(
     f"gpunode mig export > {_LAYOUT} && gpunode mig apply --config-file {_LAYOUT} --persist",
@@ -200,7 +194,7 @@ def matching_manager(node: Node, version: str) -> Fix | None:
 def _manager_package(node: Node, branch: int) -> str:
     """Name of the installed package, if it is of this branch. Ubuntu's archive has the branch in the name;
     NVIDIA's repositories do so for apt, and write the name differently for rpm, up to 575."""
-    installed = package_version(node.packages)
+    installed = fabric.package_version(node.packages)
     if installed is not None and version_numbers(installed[1])[:1] == (branch,):
         return installed[0]
     if node.distribution.family != "debian":
@@ -219,18 +213,17 @@ def missing_manager(node: Node) -> Fix | None:
 
 def complete_manager(node: Node, needs: tuple[str, ...]) -> Fix | None:
     """Packages that the fabric manager of a Blackwell baseboard needs, and the module ib_umad."""
-    names = [need for need in needs if need != IB_UMAD]
+    names = [need for need in needs if need != fabric.IB_UMAD]
     install = fixes.packages(node.distribution.family, "install", names)
     if names and not install:
         return None
-    fix = _ENABLE.after(f"modprobe {IB_UMAD}") if IB_UMAD in needs else _ENABLE
+    fix = _ENABLE.after(f"modprobe {fabric.IB_UMAD}") if fabric.IB_UMAD in needs else _ENABLE
     return fix.after(install) if install else fix
 
 
 def reset(node: Node, gpus: Iterable[Condition]) -> Fix:
     """Reset these once they are idle: services that only monitor GPUs also hold them."""
-    units = (node.units.get(f"{name}.service") for name in _HOLDERS)
-    running = " ".join(unit.name.removesuffix(".service") for unit in units if unit is not None and unit.runs)
+    running = " ".join(name for name in _HOLDERS if runs(node, f"{name}.service"))
     plain = health.reset_gpus(node, tuple(gpus))
     if not running or plain.disruptive != "drain":
         return plain
@@ -248,7 +241,7 @@ _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
     "fabricmanager-version",
     "fabric",
     title="The fabric manager has the driver's version",
-    looks_at=f"the fabric manager's package, or its error in {manager.LOG}, and the loaded driver.",
+    looks_at=f"the fabric manager's package, or its error in {fabric.LOG}, and the loaded driver.",
     fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded",),
     classes=HOST,
@@ -262,7 +255,7 @@ def fabricmanager_version(node: Node) -> Verdict:
     configured, and CUDA fails with error 802, system not yet initialized.
     """
     loaded = node.module.version if node.module else ""
-    package = manager.package_version(node.packages)
+    package = fabric.package_version(node.packages)
     if not loaded or package is None:
         return _by_log(node, loaded)
     name, version = package
@@ -282,11 +275,11 @@ def fabricmanager_version(node: Node) -> Verdict:
 def _by_log(node: Node, loaded: str) -> Verdict:
     """The fabric manager's own error, if no package is installed and it concerns the loaded driver."""
     for finding in node.fabric_log:
-        versions = manager.versions_in(finding.text) if finding.kind == "version" else None
+        versions = fabric.versions_in(finding.text) if finding.kind == "version" else None
         if versions and versions[1] == loaded and versions[0] != loaded and not _runs(node):
             return fail(
                 f"the fabric manager is {versions[0]}, but the loaded driver is {loaded}: it can't start",
-                seen(manager.LOG, finding.text, finding.line),
+                seen(fabric.LOG, finding.text, finding.line),
                 fix=matching_manager(node, loaded),
             )
     return skip("the fabric manager's version is unknown")
@@ -294,10 +287,7 @@ def _by_log(node: Node, loaded: str) -> Verdict:
 
 def _runs(node: Node) -> bool:
     """Whether it runs as a unit or in the driver's container: the node sees its processes."""
-    unit = node.units.get(manager.UNIT)
-    return (unit is not None and unit.runs) or any(
-        process.name == manager.PROGRAM for process in node.processes
-    )
+    return runs(node, fabric.UNIT) or any(process.name == fabric.PROGRAM for process in node.processes)
 
 
 @check(
@@ -306,7 +296,7 @@ def _runs(node: Node) -> bool:
     title="The fabric manager is running",
     looks_at=(
         "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
-        f"{manager.UNIT} and processes {manager.PROGRAM}."
+        f"{fabric.UNIT} and processes {fabric.PROGRAM}."
     ),
     fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
@@ -324,24 +314,24 @@ def fabricmanager_missing(node: Node) -> Verdict:
     states = {condition.fabric.state for condition in node.conditions if not condition.error}
     if states == {"completed"}:
         return ok("every GPU is registered with its fabric", seen("NVML", "fabric state completed"))
-    unit = node.units.get(manager.UNIT)
+    unit = node.units.get(fabric.UNIT)
     if unit is None:
         return skip("systemd doesn't report whether the fabric manager is running")
     switches = f"{len(node.switches)} NVSwitches"
     if not unit.installed:
         fix = missing_manager(node)
-        evidence = (seen(manager.UNIT, "not installed"), seen("NVSwitch", switches))
+        evidence = (seen(fabric.UNIT, "not installed"), seen("NVSwitch", switches))
         return fail("this node has NVSwitches, but no fabric manager is installed", *evidence, fix=fix)
-    evidence = (seen(manager.UNIT, str(unit)), seen("NVSwitch", switches))
+    evidence = (seen(fabric.UNIT, str(unit)), seen("NVSwitch", switches))
     blackwell = any(switch.driver == "mlx5_core" for switch in node.switches)
-    lacking = manager.lacking(node.host) if blackwell else ()
+    lacking = fabric.lacking(node.host) if blackwell else ()
     if lacking:
         parts = (seen(place, what) for place, what, _ in lacking)
         fix = complete_manager(node, tuple(need for _, _, need in lacking))
         return fail(
             "the fabric manager isn't running, and its prerequisites are missing", *evidence, *parts, fix=fix
         )
-    return fail("the fabric manager isn't running", *evidence, fix=START_MANAGER)
+    return fail("the fabric manager isn't running", *evidence, fix=_ENABLE)
 
 
 @check(
@@ -349,7 +339,7 @@ def fabricmanager_missing(node: Node) -> Verdict:
     "fabric",
     title="All NVSwitches are present and report no errors",
     looks_at=(
-        f"SXid lines in the kernel's log (non-fatal ones of the last day only), and {manager.LOG} "
+        f"SXid lines in the kernel's log (non-fatal ones of the last day only), and {fabric.LOG} "
         "since the fabric manager's last start."
     ),
     fix=READ_MANAGER_LOG,
@@ -365,10 +355,11 @@ def fabric_topology(node: Node) -> Verdict:
     hardware.
     """
     lines = {finding.kind: finding for finding in node.fabric_log if _of_this_boot(node)}
-    logged = {kind: seen(manager.LOG, entry.text, entry.line) for kind, entry in lines.items()}
+    logged = {kind: seen(fabric.LOG, entry.text, entry.line) for kind, entry in lines.items()}
     if "topology" in logged and not _runs(node):
         return fail("the fabric manager reports missing NVSwitches", logged["topology"])
-    reported = _switch_errors(node)
+    loaded = last_load(node.kernel_log)
+    reported = [(line, kind[3]) for line, kind in matching(node.kernel_log, _SXID) if line.seconds >= loaded]
     fatal = [seen(SOURCE, line.text) for line, kind in reported if kind == "Fatal"]
     mild = [seen(SOURCE, line.text) for line, kind in reported if kind != "Fatal" and _recent(node, line)]
     fatal += [logged["fatal"]] if "fatal" in logged and not fatal else []
@@ -383,14 +374,8 @@ def fabric_topology(node: Node) -> Verdict:
 
 def _of_this_boot(node: Node) -> bool:
     """The log's last part is from this boot if the fabric manager runs, or has failed since the boot."""
-    unit = node.units.get(manager.UNIT)
+    unit = node.units.get(fabric.UNIT)
     return _runs(node) or (unit is not None and unit.active == "failed")
-
-
-def _switch_errors(node: Node) -> list[tuple[KernelLine, str]]:
-    """Lines of the kernel's log with their severity, since the driver was last loaded."""
-    loaded = last_load(node.kernel_log)
-    return [(line, match[3]) for line, match in matching(node.kernel_log, _SXID) if line.seconds >= loaded]
 
 
 def _recent(node: Node, line: KernelLine) -> bool:
@@ -463,8 +448,6 @@ _TOKEN = "client_configuration_token_*.tok"  # noqa: S105 - as the licence porta
 _SETTINGS = "/etc/nvidia/gridd.conf"
 _UNIT = "nvidia-gridd.service"
 _LICENCE_SECONDS = 300  # nvidia-gridd requests a licence within the first minutes after a boot
-_LICENSING = "https://docs.nvidia.com/license-system/latest/nvidia-license-system-quick-start-guide/"
-_VERSIONS = "https://docs.nvidia.com/vgpu/"
 # what the guest driver logs if the host refuses it, or is too old for it
 _REFUSED = (
     r"SetGuestSystemInfo: The host version \(([\d.]+)\) is too old"
@@ -485,7 +468,7 @@ _REFUSED = (
     ),
     blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
     classes=HOST,
-    refs=(_LICENSING,),
+    refs=("https://docs.nvidia.com/license-system/latest/nvidia-license-system-quick-start-guide/",),
     needs=("vgpu-guest",),
 )
 def vgpu_license(node: Node) -> Verdict:
@@ -546,7 +529,7 @@ def _configured(node: Node) -> bool:
     fix=GUEST_DRIVER,
     blocked_by=("module-not-loaded",),
     classes=(VM,),
-    refs=(_VERSIONS,),
+    refs=("https://docs.nvidia.com/vgpu/",),
     preflight=ANY_ENGINE,
 )
 def vgpu_driver_mismatch(node: Node) -> Verdict:
@@ -560,7 +543,7 @@ def vgpu_driver_mismatch(node: Node) -> Verdict:
     line, match = refusals[-1]
     host = f" {match[1]}" if match[1] else ""
     loaded = node.module.version if node.module else ""
-    evidence: list[Evidence] = [seen(SOURCE, line.text)]
+    evidence = [seen(SOURCE, line.text)]
     evidence += [seen("/sys/module/nvidia/version", loaded)] if loaded else []
     return fail(f"the host's vGPU manager{host} is incompatible with driver {loaded}".rstrip(), *evidence)
 

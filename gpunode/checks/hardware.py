@@ -25,14 +25,6 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import Unreadable
 from gpunode.facts import driver, pci
-from gpunode.facts.driver import (
-    PARAMETERS,
-    has_module_file,
-    initramfs_of,
-    module_loaded,
-    parameters,
-    version_numbers,
-)
 from gpunode.facts.kernel_log import SOURCE, matching
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, Option
 from gpunode.facts.node import Node
@@ -310,24 +302,6 @@ def more_address_space(vendor: str) -> Fix:
 
 
 NO_ASPM = kernel_argument("pcie_aspm=off")
-IOMMU_PASSTHROUGH = kernel_argument("iommu=pt")
-
-
-_RESEAT = (
-    "Stop the GPU work, power the node off and reseat the card and its riser; then try another slot. "
-    "If LnkSta stays "
-    "below LnkCap or errors return, the part must be replaced"
-)
-
-
-def show_device(*addresses: str) -> Fix:
-    """Capability and state of the links, to read before opening the machine."""
-    commands = (f"lspci -vv -s {address} | grep -e LnkCap: -e LnkSta:" for address in addresses)
-    return fixes.look(" && ".join(commands), _RESEAT)
-
-
-SHOW_LINK = fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT)
-SHOW_ERRORS = fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT)
 
 
 KEEP_NOUVEAU_OUT = FixByFamily(
@@ -336,18 +310,6 @@ KEEP_NOUVEAU_OUT = FixByFamily(
 
 _CDMM_FILE = "/etc/modprobe.d/nvidia-coherent-memory.conf"
 _CDMM = f"echo 'options nvidia NVreg_CoherentGPUMemoryMode=driver' > {_CDMM_FILE}"
-COHERENT_BY_DRIVER = per_family(
-    f"{_CDMM} && update-initramfs -u -k all",
-    f"{_CDMM} && dracut -f --regenerate-all",
-    f"{_CDMM} && dracut -f --regenerate-all",
-    _CDMM,
-).then_reboot()
-
-DISABLE_HMM = Fix(
-    "echo 'options nvidia_uvm uvm_disable_hmm=1' > /etc/modprobe.d/nvidia-uvm-hmm.conf && "
-    "rmmod nvidia_uvm && modprobe nvidia_uvm",
-    disruptive="drain",
-)
 
 
 # Power cables, and GPU memory in the machine's own address space.
@@ -395,7 +357,12 @@ def aux_power(node: Node) -> Verdict:
         "CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes with memory but no "
         "processor, on Kubernetes nodes with GPUs that share the processor's memory (GH200, GB200)."
     ),
-    fix=COHERENT_BY_DRIVER,
+    fix=per_family(
+        f"{_CDMM} && update-initramfs -u -k all",
+        f"{_CDMM} && dracut -f --regenerate-all",
+        f"{_CDMM} && dracut -f --regenerate-all",
+        _CDMM,
+    ).then_reboot(),
     blocked_by=("module-not-loaded",),
     needs=("kubelet", "coherent-gpu"),
     table=TABLE,
@@ -407,15 +374,15 @@ def coherent_memory_mode(node: Node) -> Verdict:
     that mode.
     """
     module = node.module
-    if module is None or not can("driver", "coherent-memory-mode", version_numbers(module.version)):
+    if module is None or not can("driver", "coherent-memory-mode", driver.version_numbers(module.version)):
         return skip("this driver has no mode that reserves the GPUs' memory for itself")
     nodes = pci.memory_only_nodes(node.host)
-    mode = parameters(node.host).get("CoherentGPUMemoryMode")
+    mode = driver.parameters(node.host).get("CoherentGPUMemoryMode")
     if not nodes or mode is None or mode == "driver":
         return ok("only the driver allocates the GPUs' memory")
     return warn(
         f"the GPUs' memory appears as NUMA nodes {', '.join(map(str, nodes))} of a Kubernetes node",
-        seen(PARAMETERS, f"CoherentGPUMemoryMode: {mode or '(not set)'}"),
+        seen(driver.PARAMETERS, f"CoherentGPUMemoryMode: {mode or '(not set)'}"),
         seen(f"{pci.NODES}/has_memory", f"nodes {', '.join(map(str, nodes))} have memory but no processor"),
     )
 
@@ -425,7 +392,11 @@ def coherent_memory_mode(node: Node) -> Verdict:
     "hardware",
     title="The unified memory module has an address range for GPU memory",
     looks_at="messages of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
-    fix=DISABLE_HMM,
+    fix=Fix(
+        "echo 'options nvidia_uvm uvm_disable_hmm=1' > /etc/modprobe.d/nvidia-uvm-hmm.conf && "
+        "rmmod nvidia_uvm && modprobe nvidia_uvm",
+        disruptive="drain",
+    ),
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     needs=("gpu",),
     preflight=ANY_ENGINE,
@@ -476,7 +447,7 @@ def nouveau_loaded(node: Node) -> Verdict:
     gpus = tuple(gpu for gpu in node.gpus if gpu.driver == "nouveau")
     if gpus:
         return _other_driver(node, gpus, "nouveau controls")
-    if module_loaded(node.host, "nouveau") and node.module is None and _free(node):
+    if driver.module_loaded(node.host, "nouveau") and node.module is None and _free(node):
         return warn("nouveau is loaded and nvidia is not", seen("/sys/module/nouveau", "loaded"))
     if not node.gpus:
         return skip("this node has no GPU that nouveau could control")
@@ -500,7 +471,7 @@ def nova_core_loaded(node: Node) -> Verdict:
     gpus = tuple(gpu for gpu in node.gpus if is_nova(gpu))
     if gpus:
         return _other_driver(node, gpus, "nova, the kernel's own driver, controls")
-    if module_loaded(node.host, "nova_core") and node.module is None and _free(node):
+    if driver.module_loaded(node.host, "nova_core") and node.module is None and _free(node):
         return warn("nova_core is loaded and nvidia is not", seen("/sys/module/nova_core", "loaded"))
     return ok("nova controls no GPU")
 
@@ -550,7 +521,7 @@ def nouveau_not_blacklisted(node: Node) -> Verdict:
     """
     if any(gpu.driver == "nouveau" for gpu in node.gpus):
         return skip("nouveau already controls a GPU")  # nouveau-loaded reports that
-    if not has_module_file(node.host, node.kernel, "nouveau"):
+    if not driver.has_module_file(node.host, node.kernel, "nouveau"):
         return ok("this kernel has no nouveau module")
     refusals = node.module_options.refused("nouveau")
     if refusals:
@@ -587,7 +558,7 @@ def _was_here(node: Node) -> str | None:
 def _older_initramfs(node: Node) -> bool:
     """Whether only files block nouveau, and the initramfs is older than all of them."""
     refusals = node.module_options.refused("nouveau")
-    image = initramfs_of(node.host, node.kernel)
+    image = driver.initramfs_of(node.host, node.kernel)
     if image is None or node.module_options.refused_in_initramfs("nouveau"):
         return False
     written = [status.st_mtime for refusal in refusals if (status := node.host.stat(refusal.source))]

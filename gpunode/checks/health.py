@@ -38,25 +38,12 @@ REPLACE_GPU = replace(
     REPORT,
     before="First keep new work away from this GPU; on a Kubernetes node: kubectl cordon NODE",
 )
-CLOCKS = fixes.look(
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
-    "Clocks Event Reasons says whether it is heat or power: check fans and air flow, or the power supplies",
-    needs_root=False,
-)
 NVLINKS = fixes.look(
     "nvidia-smi nvlink --status",
     "End all work on the GPU and reset it; if a link stays down after that, check board and bridge:\n"
     "nvidia-smi --gpu-reset -i GPU",
     needs_root=False,
 )
-SHARED_MODE = Fix("nvidia-smi -c DEFAULT")
-DEFAULT_POWER = fixes.look(
-    "nvidia-smi -q -d POWER",
-    "To restore the default: nvidia-smi --power-limit with the Default Power Limit shown",
-    needs_root=False,
-)
-NO_DESKTOP = Fix("systemctl set-default multi-user.target").then_reboot()
-ENVIRONMENT = Fix("${EDITOR:-vi} /etc/environment")
 HOLDERS = fixes.look(
     "fuser -v /dev/nvidia*",
     "End the processes that shouldn't use the GPU. If none is listed, end all work on the GPU and reset "
@@ -459,7 +446,12 @@ _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
         "NVML's reasons for lower clocks, sampled twice 0.1 s apart (hardware slowdown, heat, power "
         "brake), and each GPU's temperature."
     ),
-    fix=CLOCKS,
+    fix=fixes.look(
+        "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+        "Clocks Event Reasons says whether it is heat or power: check fans and air flow, or the power "
+        "supplies",
+        needs_root=False,
+    ),
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "aux-power"),
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
@@ -499,7 +491,11 @@ def _throttle_reasons(gpu: Condition) -> str:
     title="The GPUs have their default power limits",
     severity="info",
     looks_at="NVML's enforced power limit of each GPU against its default.",
-    fix=DEFAULT_POWER,
+    fix=fixes.look(
+        "nvidia-smi -q -d POWER",
+        "To restore the default: nvidia-smi --power-limit with the Default Power Limit shown",
+        needs_root=False,
+    ),
     blocked_by=("nvml-hang",),
     unless=("vgpu-guest",),
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
@@ -599,7 +595,7 @@ _ORPHANED = _GIB  # more memory than a driver reserves for itself
     "health",
     title="The GPUs accept CUDA programs",
     looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets the mode itself.",
-    fix=SHARED_MODE,
+    fix=Fix("nvidia-smi -c DEFAULT"),
     classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang",),
     preflight=ANY_ENGINE,
@@ -648,7 +644,7 @@ def _shared(gpus: tuple[Condition, ...]) -> Fix:
     title="No desktop uses the GPUs",
     severity="info",
     looks_at="the graphics processes that NVML lists.",
-    fix=NO_DESKTOP,
+    fix=Fix("systemctl set-default multi-user.target").then_reboot(),
     blocked_by=("nvml-hang",),
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
 )
@@ -732,7 +728,7 @@ _KEPT = (
         "variables of debuggers and profilers, and variables that hide GPUs, in /etc/environment, "
         "systemd's DefaultEnvironment, the units of container daemons, and gpunode's own environment."
     ),
-    fix=ENVIRONMENT,
+    fix=Fix("${EDITOR:-vi} /etc/environment"),
     blocked_by=("pci-no-gpu",),
     refs=(
         "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import driver_packages, fixes
-from gpunode.checks.cdi import WRITERS, cdi_lost_at_reboot, readers
+from gpunode.checks.cdi import cdi_lost_at_reboot, enabled_writer, readers
 from gpunode.checks.device_plugin import shown
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.model import (
@@ -103,7 +103,7 @@ def dkms_not_built(node: Node) -> Verdict:
     if node.module is None and not node.module_built:
         evidence = [seen(f"/lib/modules/{release}/modules.dep", "nvidia.ko") for release in with_module]
         summary = f"no NVIDIA module was built for the running kernel {running}"
-        fix = _build(node, running)
+        fix = driver_packages.build_module(node, running) if running else None
         if upcoming in with_module:  # headers of an old kernel leave the repositories
             summary += f"; a reboot starts {upcoming}, which has one"
             fix = fixes.REBOOT
@@ -136,18 +136,14 @@ def _lacking(node: Node, release: str) -> Iterator[Evidence]:
         yield seen(failed.path, failed.text, failed.line)
 
 
-def _for_next(node: Node, release: str) -> Fix | None:
+def _for_next(node: Node, release: str) -> Fix:
     """A build that has failed for this kernel isn't repeated; a newer driver is needed."""
     failed = failed_build(node.host, release) if node.dkms else None
     if failed is None:
-        return _build(node, release)
+        return driver_packages.build_module(node, release)
     if failed.realtime:
         return Fix(f"IGNORE_PREEMPT_RT_PRESENCE=1 dkms autoinstall -k {release}")
     return driver_packages.newer_for_kernel(node, release)
-
-
-def _build(node: Node, release: str) -> Fix | None:
-    return driver_packages.build_module(node, release) if release else None
 
 
 @check(
@@ -222,8 +218,9 @@ def secureboot_unsigned(node: Node) -> Verdict:
     if not file.signer:
         signature = seen("modinfo -F signer nvidia", "(not signed)")
         fix = driver_packages.enrol_key(node, signed=False)
-        unsigned = fail("Secure Boot is on and the NVIDIA module isn't signed", state, signature, fix=fix)
-        return replace(unsigned, reboot=False)  # no module is loaded that the next boot could reject
+        what = "Secure Boot is on and the NVIDIA module isn't signed"
+        # no module is loaded that the next boot could reject
+        return fail(what, state, signature, fix=fix, reboot=False)
     signed = seen("modinfo -F signer nvidia", file.signer)
     if any(name in file.signer for name in _DISTRIBUTION_SIGNERS):
         return ok("Secure Boot is on and the distribution signed the module", signed)
@@ -239,13 +236,13 @@ def secureboot_unsigned(node: Node) -> Verdict:
             signed,
             fix=driver_packages.LIST_NEW_KEYS.then_reboot(),
         )
-    unknown = fail(
+    return fail(
         "Secure Boot is on and the key that signed the NVIDIA module isn't enrolled",
         state,
         signed,
         fix=driver_packages.enrol_key(node, signed=True),
+        reboot=False,
     )
-    return replace(unknown, reboot=False)
 
 
 @check(
@@ -299,7 +296,7 @@ _LINKS = ("create-dev-char-symlinks",)
         "modules-load.d, modprobe.d, udev rules, units and scripts that load nvidia_uvm, if containers "
         "get GPUs only through CDI."
     ),
-    fix=driver_packages.LOAD_AT_BOOT,
+    fix=Fix("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf"),
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     unless=("operator-driver", "immutable"),
     reboot=True,
@@ -314,10 +311,8 @@ def uvm_lost_at_reboot(node: Node) -> Verdict:
     cdi_alone = [reader.name for reader in readers(node) if reader.needs]
     if not cdi_alone and _mode(node) != "cdi":
         return ok("the toolkit loads it for the first container that needs it")
-    for name in WRITERS:  # they load it, or create its device files, when they start
-        unit = node.units.get(name)
-        if unit is not None and unit.may_start_at_boot:
-            return ok(f"{name} loads it at boot")
+    if name := enabled_writer(node):  # it loads the module, or creates its device files, when it starts
+        return ok(f"{name} loads it at boot")
     loader = _operator(node) or loaded(node.host, "nvidia-uvm")
     if loader:
         return ok(f"{_UVM} is loaded at the next boot", seen(loader, "loads it"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.checks import fixes
@@ -97,12 +97,9 @@ def kubelet_not_running(node: Node) -> Verdict:
         return skip("the kubelet is installed, but this node hasn't joined a cluster")
     evidence = seen(kubelet.unit or "/proc", "stopped")
     unit = seen_unit(node, kubelet.unit) if kubelet.unit else ()
-    stopped = fail("the kubelet isn't running", evidence, *unit, fix=_start(kubelet))
-    return replace(stopped, reboot=stays_stopped(node, kubelet.unit or ""))
-
-
-def _start(kubelet: Kubelet) -> Fix | None:
-    return start(kubelet.unit.removesuffix(".service"), kubelet=True) if kubelet.unit else None
+    fix = start(kubelet.unit.removesuffix(".service"), kubelet=True) if kubelet.unit else None
+    reboot = stays_stopped(node, kubelet.unit or "")
+    return fail("the kubelet isn't running", evidence, *unit, fix=fix, reboot=reboot)
 
 
 def _restart(kubelet: Kubelet) -> Fix | None:
@@ -310,25 +307,19 @@ def _disks_in_use(node: Node) -> Iterator[tuple[str, str]]:
         value = process.option("--root") if process else None
         yield value or _ROOTS.get(node.containerd.manager or "containerd", _ROOTS["containerd"]), "imagefs"
     if node.docker is not None and (docker_role(node).used or not joined):
-        yield _docker_root(node), "imagefs"
+        yield _reported(lambda: node.docker_info.get("DockerRootDir"), "/var/lib/docker"), "imagefs"
     if node.crio is not None and (crio_role(node).used or not joined):
-        yield _crio_root(node), "imagefs"
+        usual = "/var/lib/containers/storage"
+        yield _reported(lambda: dig(node.crio_config, "crio", "root"), usual), "imagefs"
 
 
-def _crio_root(node: Node) -> str:
+def _reported(read: Callable[[], object], usual: str) -> str:
+    """The directory that a daemon reports, else its usual one."""
     try:
-        answer = dig(node.crio_config, "crio", "root")
+        answer = read()
     except DaemonError:
-        answer = None
-    return answer if isinstance(answer, str) and answer.startswith("/") else "/var/lib/containers/storage"
-
-
-def _docker_root(node: Node) -> str:
-    try:
-        answer = node.docker_info.get("DockerRootDir")
-    except DaemonError:
-        answer = None
-    return answer if isinstance(answer, str) and answer.startswith("/") else "/var/lib/docker"
+        return usual
+    return answer if isinstance(answer, str) and answer.startswith("/") else usual
 
 
 def _limits(node: Node) -> Mapping[str, str]:
@@ -430,8 +421,8 @@ def kubelet_swap(node: Node) -> Verdict:
     if kubelet.setting(config, "failSwapOn") == "false" or "--fail-swap-on=false" in flags:
         return ok("the kubelet is configured to run with swap")
     evidence = [seen("/proc/swaps", line.split()[0]) for line in lines if line.split()]
-    refused = fail("swap is on, and this kubelet refuses to start with swap", *evidence)
-    return replace(refused, reboot=True)  # it would end the running pods, and none could start
+    what = "swap is on, and this kubelet refuses to start with swap"
+    return fail(what, *evidence, reboot=True)  # it would end the running pods, and none could start
 
 
 # Pods with allocated GPUs: whether they can access them.

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers
 from gpunode.checks.finding import RESTARTS_KUBERNETES, Fix
-from gpunode.checks.model import Verdict, check, fail, if_reported, note, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, check, fail, if_reported, line_in, note, ok, seen, skip, warn
 from gpunode.errors import ConfigError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
@@ -81,7 +81,8 @@ def k0s_dropin(node: Node) -> Verdict:
     daemon = node.containerd
     if daemon is None or daemon.manager != "k0s":
         return skip("this node's containerd isn't the k0s one")
-    dropins = [path for path in node.host.glob(K0S_DROP_INS, "*.toml") if "nvidia" in _text(node, path)]
+    files = node.host.glob(K0S_DROP_INS, "*.toml")
+    dropins = [path for path in files if line_in(node.host, path, "nvidia")]
     if not dropins:
         return ok(f"{K0S_DROP_INS} has no files for GPUs")
     try:
@@ -96,10 +97,6 @@ def k0s_dropin(node: Node) -> Verdict:
         seen(daemon.config_path, "its first line isn't # k0s_managed=true, and it imports no such file", 1),
         *(seen(path, "unread") for path in unread),
     )
-
-
-def _text(node: Node, path: str) -> str:
-    return node.host.read_text(path) or ""
 
 
 @check(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import fabric, fixes
+from gpunode.checks.device_plugin import source
 from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.health import on_gpu, which
 from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
@@ -269,7 +270,6 @@ def mig_nvml_regression(node: Node) -> Verdict:
 
 # MIG layouts against the device plugin's strategy for them.
 
-_NONE = "no device plugin for NVIDIA GPUs runs on this node"
 _README = "https://github.com/NVIDIA/k8s-device-plugin#as-a-configuration-file"
 # NVIDIA's plugin, when it exits because of a layout that its strategy doesn't support
 _REFUSALS = ("must be configured with the same migEnabled value", "more than one MIG device type present")
@@ -390,10 +390,15 @@ def _single(node: Node) -> Iterator[Evidence]:
     for plugin in node.plugin_processes:
         has_resources = plugin.name == "gpunode" and "resources:" in configuration(node.host, plugin)
         if mig_strategy(node.host, plugin) == "single" and not has_resources:
-            yield seen(f"{plugin.name}, process {plugin.process.pid}", "MIG strategy single")
+            yield seen(source(plugin), "MIG strategy single")
+    yield from _logged(node, *_REFUSALS)
+
+
+def _logged(node: Node, *marks: str) -> Iterator[Evidence]:
+    """The first line with one of these marks in each log of a plugin that doesn't run any more."""
     for log in node.plugin_logs if not node.plugin_processes else ():
         for number, line in enumerate(log.lines, 1):
-            if any(words in line for words in _REFUSALS):
+            if any(mark in line for mark in marks):
                 yield seen(log.path, line[-300:], number)
                 break
 
@@ -420,14 +425,12 @@ def mps_mig_mixed(node: Node) -> Verdict:
     """
     for plugin in node.plugin_processes:
         if shares_by_mps(node.host, plugin):
-            return _mixed(node, seen(f"{plugin.name}, process {plugin.process.pid}", "shares GPUs with MPS"))
+            return _mixed(node, seen(source(plugin), "shares GPUs with MPS"))
     for process in node.processes:
         if process.name == _MPS_DAEMON:
             return _mixed(node, seen(f"/proc/{process.pid}", _MPS_DAEMON))
-    for log in node.plugin_logs if not node.plugin_processes else ():
-        for number, line in enumerate(log.lines, 1):
-            if _MPS_REFUSAL in line:
-                return _mixed(node, seen(log.path, line[-300:], number))
+    for refusal in _logged(node, _MPS_REFUSAL):
+        return _mixed(node, refusal)
     return ok("no device plugin on this node shares GPUs with MPS")
 
 

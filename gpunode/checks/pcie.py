@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpunode.checks import hardware
+from gpunode.checks import fixes, hardware
 from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.model import ANY_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
 from gpunode.errors import Unreadable
@@ -14,6 +14,10 @@ from gpunode.facts.processes import uptime
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.output.result import many
 
+_RESEAT = (
+    "Stop the GPU work, power the node off and reseat the card and its riser; then try another slot. "
+    "If LnkSta stays below LnkCap or errors return, the part must be replaced"
+)
 _ASPM_POLICY = "/sys/module/pcie_aspm/parameters/policy"
 _INVALID = r"PCI I/O region assigned to your NVIDIA device is invalid"
 _OFF_THE_BUS = r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\).*?: 79,"
@@ -94,7 +98,7 @@ def _log(node: Node, pattern: str) -> list[KernelLine]:
         "current_link_width of every GPU against max_link_width of the GPU and of the port above it. The "
         "speed isn't compared: an idle GPU lowers it."
     ),
-    fix=hardware.SHOW_LINK,
+    fix=fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT),
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL,),
     needs=("gpu",),
@@ -121,7 +125,9 @@ def pcie_link_degraded(node: Node) -> Verdict:
     return warn(
         f"{len(narrow)} of {many(len(known), 'GPU')} with fewer PCIe lanes than card and slot support",
         *evidence,
-        fix=hardware.show_device(*narrow),
+        fix=fixes.look(
+            " && ".join(f"lspci -vv -s {address} | grep -e LnkCap: -e LnkSta:" for address in narrow), _RESEAT
+        ),
     )
 
 
@@ -134,7 +140,7 @@ def pcie_link_degraded(node: Node) -> Verdict:
         "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the "
         "boot; non-fatal errors only above one a day, corrected ones above eight a minute."
     ),
-    fix=hardware.SHOW_ERRORS,
+    fix=fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT),
     blocked_by=("pci-no-gpu",),
     needs=("gpu",),
     refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
@@ -176,7 +182,7 @@ def pcie_aer_errors(node: Node) -> Verdict:
         "the ACS control registers of the switch ports above the GPUs (root only), if at least two "
         "GPUs share a switch, and iommu= on the kernel's command line."
     ),
-    fix=hardware.IOMMU_PASSTHROUGH,
+    fix=hardware.kernel_argument("iommu=pt"),
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL,),
     needs=("multi-gpu",),
@@ -267,7 +273,11 @@ def numa_affinity_missing(node: Node) -> Verdict:
     if len(nodes) < 2:
         return ok("this machine has one NUMA node, or the kernel doesn't report NUMA nodes")
     # -1 means that the firmware doesn't report it; a missing file means nothing
-    lost = [gpu for gpu in node.gpus if _numa(node, gpu.address) == "-1"]
+    lost = [
+        gpu
+        for gpu in node.gpus
+        if (node.host.read_text(f"{DEVICES}/{gpu.address}/numa_node") or "").strip() == "-1"
+    ]
     if not lost:
         return ok("every GPU has a NUMA node")
     return note(
@@ -275,7 +285,3 @@ def numa_affinity_missing(node: Node) -> Verdict:
         *(seen(f"{DEVICES}/{gpu.address}/numa_node", "-1") for gpu in lost),
         fix=hardware.FIRMWARE_SETUP,
     )
-
-
-def _numa(node: Node, address: str) -> str:
-    return (node.host.read_text(f"{DEVICES}/{address}/numa_node") or "").strip()

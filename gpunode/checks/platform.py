@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 
 from gpunode.checks import fixes
@@ -27,7 +26,6 @@ from gpunode.checks.model import (
 from gpunode.checks.toolkit import then_register, toolkit_missing
 from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import access_control, system
-from gpunode.facts.access_control import apparmor_denials
 from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.driver import newer_kernels, version_key
@@ -37,9 +35,8 @@ from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, NOT_BEFORE, TEGRA, VM, WSL2, clock
 from gpunode.facts.tables import TABLE, can, first
-from gpunode.facts.toolkit import NO_CGROUPS as toolkit_NO_CGROUPS
+from gpunode.facts.toolkit import NO_CGROUPS
 
-ALLOW_DEVICES = Fix("setsebool -P container_use_devices on")
 EDIT_APPARMOR = Fix("aa-logprof")
 # profiles that an engine creates as it starts: no file contains them, so a container needs another profile
 _MADE_BY = {
@@ -61,7 +58,6 @@ _BY_POD = (
 _LXC_NUMBER = re.compile(r"^lxc-(\d+)_")  # Proxmox VE names the profile after the container
 _LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
 # packages can't be verified while the clock is wrong, so the fix installs nothing
-SET_CLOCK = Fix("timedatectl set-ntp true")
 UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
 RESTART_WSL = Fix(
     "wsl.exe --shutdown",
@@ -69,10 +65,7 @@ RESTART_WSL = Fix(
     disruptive="restart",
     disturbs="ends everything that runs in WSL",
 )
-UPDATE_WSL = RESTART_WSL.after("wsl.exe --update")
-NO_CGROUPS = Fix("gpunode toolkit config set nvidia-container-cli.no-cgroups=true")
 # the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
-RESTORE_LISTS = Fix("apt install --reinstall nvidia-l4t-init")
 
 
 def pass_devices(paths: Sequence[str]) -> Fix:
@@ -109,9 +102,6 @@ def _allow_nesting(profile: str) -> Fix:
     return Fix(command, disruptive="restart", disturbs="reboots this LXC container")
 
 
-PASS_DEVICES = pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"))
-
-
 def remove_packages(family: str, names: Sequence[str]) -> Fix:
     """Remove packages that don't belong on this system, and the libraries that the loader finds instead."""
     command = fixes.packages(family, "remove", names)
@@ -143,7 +133,6 @@ OTHER_WHOLE = (
     "this system is an image: include driver and toolkit in the image, or use NVIDIA's GPU operator",
     "follow https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",
 )
-OTHER_WAY = Fix(OTHER_WHOLE[1])
 _TOOLKIT_NAME = "the container toolkit"
 # download and load the newest release of a system extension (flatcar/sysext-bakery docs/nvidia_runtime.md)
 FLATCAR_TOOLKIT = (
@@ -178,7 +167,7 @@ _LINUX_LIBRARIES = "libnvidia-compute"
         "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, the libcuda.so.1 that the loader uses, and Linux "
         "driver packages."
     ),
-    fix=UPDATE_WSL,
+    fix=RESTART_WSL.after("wsl.exe --update"),
     blocked_by=("pci-no-gpu",),
     preflight=ANY_ENGINE,
     classes=(WSL2,),
@@ -231,7 +220,7 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit", disturbs=DISRUPTS_NOTHING
         f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
         "the toolkit's release."
     ),
-    fix=RESTORE_LISTS,
+    fix=Fix("apt install --reinstall nvidia-l4t-init"),
     blocked_by=("pci-no-gpu",),
     classes=(TEGRA,),
     table=TABLE,
@@ -269,7 +258,7 @@ def jetson(node: Node) -> Verdict:
     "platform",
     title="The LXC container can use the GPUs",
     looks_at="inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups.",
-    fix=PASS_DEVICES,
+    fix=pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")),
     blocked_by=("module-not-loaded",),
     preflight=ANY_ENGINE,
     classes=(CONTAINER,),
@@ -294,15 +283,15 @@ def lxc_nested(node: Node) -> Verdict:
     if not node.toolkit.programs or not system.unprivileged(node.host):
         return ok("the container has the GPUs' device files")
     settings = node.toolkit_settings
-    if settings.value(toolkit_NO_CGROUPS):
+    if settings.value(NO_CGROUPS):
         return ok("the toolkit doesn't change control groups, as this container requires")
-    where = seen(settings.path, f"{toolkit_NO_CGROUPS} = false", settings.line(toolkit_NO_CGROUPS))
+    where = seen(settings.path, f"{NO_CGROUPS} = false", settings.line(NO_CGROUPS))
     inside = seen(system.UID_MAP, "root in this container is an ordinary user on its host")
     return warn(
         "the toolkit is configured to change control groups, but has no permission in this container",
         where,
         inside,
-        fix=NO_CGROUPS,
+        fix=Fix(f"gpunode toolkit config set {NO_CGROUPS}=true"),
         why="Root in an unprivileged LXC container can't set the device rules of the containers inside it.",
     )
 
@@ -313,7 +302,7 @@ def lxc_nested(node: Node) -> Verdict:
     title="Driver and toolkit were installed by this system's own method",
     severity="info",
     looks_at="os-release and /run/ostree-booted, if driver or toolkit are missing.",
-    fix=OTHER_WAY,
+    fix=Fix(OTHER_WHOLE[1]),
     blocked_by=("pci-no-gpu",),
     classes=(BARE_METAL, VM),
     needs=("immutable",),
@@ -362,7 +351,7 @@ _CGROUPS = "/sys/fs/cgroup"
         "the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
         "day for a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
     ),
-    fix=ALLOW_DEVICES,
+    fix=Fix("setsebool -P container_use_devices on"),
     blocked_by=("module-not-loaded",),
     needs=("gpu", "selinux-enforcing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/33",),
@@ -401,7 +390,7 @@ def selinux_nvml(node: Node) -> Verdict:
 )
 def apparmor_denied(node: Node) -> Verdict:
     """The profile of these containers doesn't allow the driver's files, and CUDA fails in them."""
-    denials = apparmor_denials(node.kernel_log)
+    denials = access_control.apparmor_denials(node.kernel_log)
     if not denials:
         return ok("AppArmor denied no container access to a GPU")
     last = denials[-1]
@@ -418,7 +407,7 @@ def apparmor_denied(node: Node) -> Verdict:
     title="The clock is set correctly",
     severity="warning",
     looks_at="an impossible date (before 2025), and failed time services.",
-    fix=SET_CLOCK,
+    fix=Fix("timedatectl set-ntp true"),
     blocked_by=("pci-no-gpu",),
     refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
 )
@@ -550,7 +539,7 @@ def memory_cgroup_v1(node: Node) -> Verdict:
     if can("kubelet", "cgroup-v1-refused", parse_version(version.removeprefix("Kubernetes v"))):
         reported = seen(f"{program} --version", version)
         refused = "the node uses control groups version 1, and this kubelet doesn't start with them"
-        return replace(fail(refused, evidence, reported), reboot=True)
+        return fail(refused, evidence, reported, reboot=True)
     fix = UNIFIED_CGROUPS.for_family(node.distribution.family)
     return note(
         f"the node uses control groups version 1, which the kubelet refuses from {refused} on",

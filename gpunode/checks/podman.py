@@ -41,7 +41,7 @@ def podman_cdi(node: Node, daemon: Daemon) -> Verdict:
     """Podman gets GPUs through CDI: without it containers fail with 'unresolvable CDI devices'."""
     release = daemon.release
     if tables.can("podman", "cdi", daemon.version) is False:
-        if nvidia_hooks(node.host, (*SYSTEM_DIRECTORIES, *_hooks_dir(node))):
+        if nvidia_hooks(node.host, (*SYSTEM_DIRECTORIES, *hooks_dir(node))):
             return ok(f"podman {release} doesn't support CDI and gets GPUs through an OCI hook")
         text = f"podman {release} doesn't support CDI, which was added in {tables.first('podman', 'cdi')}"
         return fail(text, seen(daemon.binary or "podman", release))
@@ -75,7 +75,8 @@ def _directories(files: PodmanConfig, version: tuple[int, ...]) -> tuple[str, ..
     return DIRECTORIES[:1] if forgot else DIRECTORIES
 
 
-def _hooks_dir(node: Node) -> tuple[str, ...]:
+def hooks_dir(node: Node) -> tuple[str, ...]:
+    """Directories where podman looks for OCI hooks; it ignores a file that it can't parse."""
     try:
         return node.podman_files.strings("hooks_dir")
     except ConfigError:

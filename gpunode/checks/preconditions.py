@@ -149,10 +149,6 @@ def _driver_refusals(node: Node) -> tuple[str, ...]:
     return tuple(refusal.code for refusal in (*against_system(situation), *choice.refusals, *route.refusals))
 
 
-def _installs_driver(node: Node, command: str) -> bool:
-    return not _driver_refusals(node)
-
-
 def _other_driver(node: Node, fix: Fix) -> Fix:
     """How this node gets a driver if `gpunode driver install` refuses."""
     from gpunode.packages.driver_choice import choose
@@ -186,16 +182,12 @@ _BY_REFUSAL: dict[str, Callable[[Node, Fix], Fix]] = {
     "container": _on_host,
     "wsl2": _in_windows,
     "tegra": lambda node, fix: Fix("apt update && apt upgrade"),
-    "run-installer": lambda node, fix: driver_packages.newer_run_file(),
+    "run-installer": lambda node, fix: driver_packages.NEWER_RUN_FILE,
     "vgpu-guest": lambda node, fix: GUEST_DRIVER,
     "immutable": _of_image,
     "driver-container": lambda node, fix: DRIVER_PODS,
     "other-source": _from_their_repository,
 }
-
-
-def _has_manager(node: Node, command: str) -> bool:
-    return node.distribution.family != "other"
 
 
 def _other_toolkit(node: Node, fix: Fix) -> Fix:
@@ -283,8 +275,16 @@ PRECONDITIONS = (
         lambda node, command: "driver-container" not in _driver_refusals(node),
         lambda node, fix: DRIVER_PODS,
     ),
-    Precondition(re.compile(r"gpunode driver install\b"), _installs_driver, _other_driver),
-    Precondition(re.compile(r"gpunode toolkit install\b"), _has_manager, _other_toolkit),
+    Precondition(
+        re.compile(r"gpunode driver install\b"),
+        lambda node, command: not _driver_refusals(node),
+        _other_driver,
+    ),
+    Precondition(
+        re.compile(r"gpunode toolkit install\b"),
+        lambda node, command: node.distribution.family != "other",
+        _other_toolkit,
+    ),
     Precondition(re.compile(rf"{_CALL}modprobe\b|\$\(uname -r\)"), _kernel_has_modules, _next_kernel),
     Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _replace_dkms),
     Precondition(

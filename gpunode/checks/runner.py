@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.finding import REPLACES_DRIVER, Finding, FindingStatus, Fix, effect_of
@@ -19,6 +20,7 @@ from gpunode.host.redact import without_secrets
 EVERY = "all"
 BY_OPTION = "by --ignore"  # if no reason was given
 _NO_GPU = "pci-no-gpu"
+_Answer = TypeVar("_Answer")
 _BUS = "hardware"  # this layer also applies to GPUs that aren't for containers
 
 
@@ -102,12 +104,13 @@ class _Walk:
             reason = self.selection.skip[check.id]
             return _finding(check, skip(f"skipped{f': {reason}' if reason else ' by --skip'}", "left-out"))
         started = self.node.host.monotonic()
-        verdict = self._not_here(check)
+        verdict = self._guarded(lambda: self._not_applicable(check))
         if verdict is None:
             cause = self._root_cause(check)
             if cause is not None:
                 return _finding(check, skip(f"waits for {cause}", "blocked"), blocked_by=cause)
-            verdict = self._verdict(check)
+            least = DEEP_SECONDS if check.deep else 0.0
+            verdict = self._guarded(lambda: check.run(self.node), least)
         if verdict.status is FindingStatus.ERROR:
             first = self.errors.setdefault(verdict.summary, check.id)
             if first != check.id:
@@ -117,11 +120,8 @@ class _Walk:
         milliseconds = round((self.node.host.monotonic() - started) * 1000, 1)
         return replace(finding, fixes=fixes, milliseconds=milliseconds)
 
-    def _not_here(self, check: Check) -> Verdict | None:
+    def _not_applicable(self, check: Check) -> Verdict | None:
         """Why this check doesn't apply to this node; None if it does."""
-        return self._guarded(lambda: self._applies(check))
-
-    def _applies(self, check: Check) -> Verdict | None:
         node = self.node
         if node.kind not in check.classes:
             return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
@@ -159,13 +159,7 @@ class _Walk:
                     return cause
         return None
 
-    def _verdict(self, check: Check) -> Verdict:
-        least = DEEP_SECONDS if check.deep else 0.0
-        verdict = self._guarded(lambda: check.run(self.node), least)
-        assert verdict is not None  # a check always has a verdict
-        return verdict
-
-    def _guarded(self, question: Callable[[], Verdict | None], least: float = 0.0) -> Verdict | None:
+    def _guarded(self, question: Callable[[], _Answer], least: float = 0.0) -> _Answer | Verdict:
         try:
             return self.patience.call(question, least)
         except Stuck as error:

@@ -110,7 +110,9 @@ def _used_without_request(node: Node) -> Iterator[Evidence]:
     running = {container.id: container for container in node.gpu_containers}
     for entry in node.cri_containers if running else ():
         container = running.get(entry.id)
-        if container is None or (entry.namespace, entry.pod) in allocated or _infrastructure(entry.namespace):
+        if container is None or (entry.namespace, entry.pod) in allocated:
+            continue
+        if entry.namespace.startswith(_INFRASTRUCTURE):
             continue
         requested = environment(node.host, container.pid).get(_VISIBLE, "")
         if requested not in ("", "void", "none") and not _privileged(node, container.pid):
@@ -118,10 +120,6 @@ def _used_without_request(node: Node) -> Iterator[Evidence]:
             yield seen(
                 source, f"pod {entry.namespace}/{entry.pod}, container {entry.name}: {_VISIBLE}={requested}"
             )
-
-
-def _infrastructure(namespace: str) -> bool:
-    return namespace.startswith(_INFRASTRUCTURE)
 
 
 def _privileged(node: Node, pid: int) -> bool:

@@ -20,7 +20,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.errors import ConfigError
+from gpunode.checks.podman import hooks_dir
 from gpunode.facts.cuda import driver_version
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.engines import ROLES, containerd_role, crio_role, docker_role, podman_role
@@ -256,7 +256,7 @@ def toolkit_known_bad_version(node: Node) -> Verdict:
         row
         for row in table("toolkit_bad_versions").rows
         if numbers(row["from"]) <= version < numbers(row["fixed"])
-        and _used(node, row["where"])
+        and (not row["where"] or ROLES[row["where"]](node).used)
         and _under_windows(node, row["windows_driver"])
     ]
     if not faults:
@@ -276,10 +276,6 @@ def _under_windows(node: Node, oldest: str) -> bool:
     if not oldest:
         return True
     return node.kind == WSL2 and version_numbers(driver_version(node)) >= version_numbers(oldest)
-
-
-def _used(node: Node, engine: str) -> bool:
-    return not engine or ROLES[engine](node).used
 
 
 @check(
@@ -471,7 +467,7 @@ def hook_conflict(node: Node) -> Verdict:
     """
     if not podman_role(node).used and not crio_role(node).used:
         return skip("neither podman nor CRI-O, which run hooks, is this node's engine")
-    directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *_podman_directories(node)))
+    directories = dict.fromkeys((*SYSTEM_DIRECTORIES, *(hooks_dir(node) if node.podman else ())))
     hooks = nvidia_hooks(node.host, directories)
     # the others make the hook skip their containers
     specs = [spec for spec in node.gpu_specs if not spec.stills_toolkit]
@@ -490,22 +486,16 @@ def hook_conflict(node: Node) -> Verdict:
     )
 
 
-def _podman_directories(node: Node) -> tuple[str, ...]:
-    try:
-        return node.podman_files.strings("hooks_dir") if node.podman is not None else ()
-    except ConfigError:
-        return ()  # podman ignores such a file
-
-
-def toolkit_cli_probe(node: Node) -> Verdict:
+def _probe(node: Node) -> Verdict:
     """Without --load-kmods, which would load modules and create device files."""
-    if not node.host.live and node.host.recorded("commands", f"{_path(node)} info") is None:
+    program = node.toolkit.programs[_CLI]
+    if not node.host.live and node.host.recorded("commands", f"{program} info") is None:
         return skip("the recording has no output of nvidia-container-cli")
     if node.module is None or node.nvml.inventory is None:
         return skip("the driver doesn't answer, so nvidia-container-cli wasn't run")
     if not node.host.is_root and node.host.live:
         return skip("needs root to run nvidia-container-cli as an engine does", "unreadable")
-    done = node.host.run([_path(node), "info"], timeout=_CLI_SECONDS)
+    done = node.host.run([program, "info"], timeout=_CLI_SECONDS)
     if done.ok or done.code == COMMAND_NOT_FOUND:
         return ok("nvidia-container-cli can access the driver")
     if done.timed_out:
@@ -520,10 +510,6 @@ def toolkit_cli_probe(node: Node) -> Verdict:
     evidence = seen(f"{_CLI} info", answer or f"exit {done.code}")
     fix = keep_initialised(node) if _SLOW in answer else None
     return fail(f"nvidia-container-cli fails: {meaning}", evidence, fix=fix)
-
-
-def _path(node: Node) -> str:
-    return node.toolkit.programs.get(_CLI, _CLI)
 
 
 @check(
@@ -557,5 +543,6 @@ def toolkit_cli(node: Node) -> Verdict:
     """Docker's --gpus and the runtime in legacy mode run it for each container, with the same result."""
     if _CLI not in node.toolkit.programs:
         return skip("nvidia-container-cli isn't installed")
-    user = cli_user(node)
-    return toolkit_cli_probe(node) if user else skip("no engine of this node calls nvidia-container-cli")
+    if not cli_user(node):
+        return skip("no engine of this node calls nvidia-container-cli")
+    return _probe(node)

@@ -36,6 +36,12 @@ def _last_line(host: Host, unit: str) -> str:
 ENDS_EVICTED = "ends pods that the cluster has evicted meanwhile"
 
 
+def runs(node: Node, name: str) -> bool:
+    """Whether the unit is active; False if unknown."""
+    unit = node.units.get(name)
+    return unit is not None and unit.runs
+
+
 def stays_stopped(node: Node, name: str) -> bool:
     """Whether the next boot wouldn't start this stopped unit either: it has failed or isn't enabled. False if
     unknown."""

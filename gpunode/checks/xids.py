@@ -70,7 +70,7 @@ def xid_recent(node: Node) -> Verdict:
     if recent and all(line.number == _OFF_THE_BUS for line in recent) and _link_is_bad(node):
         return ok(f"{_kinds_text(recent)} and is back: see pcie-aer-errors for its link")
     if recent:
-        if _no_action_requested(node):
+        if any(gpu.reading.recovery_action == "none" for gpu in node.conditions):
             words, fix = "and the driver requests no reset", _watch(recent[-1].address)
         else:
             words, fix = "within the last day", None
@@ -98,19 +98,12 @@ def _watch(address: str) -> Fix:
 def _grave_and_programs(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
     """XIDs of the GPU, and those of programs: of each GPU and number the last one."""
     last = {(line.address, line.number): line for line in lines}
-    grave = tuple(
-        line for line in last.values() if kernel_log.xid(line.number).counts and not _recovers_alone(line)
-    )
+    known = {line: kernel_log.xid(line.number) for line in last.values()}
+    grave = tuple(line for line, code in known.items() if code.counts and code.kind not in _RECOVERS_ALONE)
     programs = tuple(
-        line
-        for line in last.values()
-        if line not in grave and kernel_log.xid(line.number).kind != kernel_log.IGNORE
+        line for line, code in known.items() if line not in grave and code.kind != kernel_log.IGNORE
     )
     return grave, programs
-
-
-def _recovers_alone(line: XidLine) -> bool:
-    return kernel_log.xid(line.number).kind in _RECOVERS_ALONE
 
 
 def _needs_recovery(node: Node, line: XidLine) -> bool:
@@ -131,10 +124,6 @@ def _link_is_bad(node: Node) -> bool:
         return pcie_aer_errors.run(node).status is FindingStatus.WARN
     except GpunodeError:
         return False
-
-
-def _no_action_requested(node: Node) -> bool:
-    return any(gpu.reading.recovery_action == "none" for gpu in node.conditions)
 
 
 def _kinds_text(lines: tuple[XidLine, ...]) -> str:

@@ -9,7 +9,7 @@ from fixtures.machines import machine, options, recorded_host
 from gpunode.checks import containerd, crio, docker, fixes
 from gpunode.checks.finding import Evidence, Fix, effect_of
 from gpunode.checks.fixes import POWER_OFF
-from gpunode.checks.platform import UPDATE_WSL
+from gpunode.checks.platform import RESTART_WSL
 from gpunode.checks.report import evidence_lines
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
@@ -36,7 +36,7 @@ from tests.silent import SilentProgress
         (fixes.START_KUBELET, "restarts the kubelet"),
         (fixes.RESTART_PLUGIN_POD, "restarts the device plugin: "),
         (fixes.set_plugin_variable("MIG_STRATEGY=mixed"), "restarts the device plugin on all nodes"),
-        (UPDATE_WSL, "ends everything that runs in WSL"),
+        (RESTART_WSL, "ends everything that runs in WSL"),
         (Fix("something else", disruptive="restart"), "restarts a daemon"),
         (Fix("something", disruptive="drain"), "stops GPU work"),
         (POWER_OFF, "powers the node off"),
