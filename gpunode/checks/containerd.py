@@ -10,7 +10,7 @@ from typing import Any
 from gpunode.checks import fixes
 from gpunode.checks.containerd_config import WHERE, edit, loaded, running_config
 from gpunode.checks.finding import RESTARTS_CONTAINERD, RESTARTS_KUBERNETES, Evidence, Fix
-from gpunode.checks.fixes import per_family, upgrade
+from gpunode.checks.fixes import package_fix, upgrade
 from gpunode.checks.model import (
     Verdict,
     check,
@@ -379,10 +379,9 @@ def _driver(systemd: bool) -> str:
 
 # Fixes for containerd itself.
 
-UPGRADE = per_family(
-    "apt update && apt install --only-upgrade containerd.io",
-    "dnf upgrade containerd.io",
-    "zypper update containerd",
+UPGRADE = package_fix(
+    "upgrade",
+    ("containerd.io", "containerd.io", "containerd"),
     "follow https://containerd.io/docs/getting-started/",
     disruptive="restart",
     disturbs=RESTARTS_CONTAINERD,

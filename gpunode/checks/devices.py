@@ -199,7 +199,6 @@ UNIT_OF_RUN_INSTALLER = Fix(
     f'cd "$(mktemp --directory)" && tar --extract --file {_SAMPLE} && sh nvidia-persistenced-init/install.sh'
 )
 
-# the check names the containers and how to restart each; without root they are unknown
 START_IMEX = fixes.restart("nvidia-imex", RESTARTS_IMEX)
 
 
@@ -442,6 +441,7 @@ _STARTED_BY = {
         "device list for the scope, if systemd was reloaded after the container started. gpunode runs "
         "nothing in a container."
     ),
+    # the check names the containers and how to restart each; without root they are unknown
     fix=fixes.look(
         "gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers"
     ),

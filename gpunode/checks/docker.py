@@ -113,10 +113,9 @@ def docker_gpus_run_probe(node: Node, docker: Daemon) -> Verdict:
 
 _GUIDE = "https://docs.docker.com/engine/install/"
 
-UPGRADE = per_family(
-    "apt update && apt install --only-upgrade docker-ce",
-    "dnf upgrade docker-ce",
-    "zypper update docker",
+UPGRADE = fixes.package_fix(
+    "upgrade",
+    ("docker-ce", "docker-ce", "docker"),
     f"follow {_GUIDE}",
     disruptive="restart",
     disturbs=RESTARTS_DOCKER,
@@ -138,11 +137,11 @@ def newer(node: Node) -> Fix | None:
     return fixes.upgrade(node.distribution.family, names, RESTARTS_DOCKER)
 
 
-def restart_docker(daemon: Daemon | None, verb: str = "restart") -> str:
+def restart_docker(daemon: Daemon, verb: str = "restart") -> str:
     """Command that restarts or reloads this Docker: the system's, the snap's or a user's."""
-    if daemon is not None and daemon.manager == "snap":
+    if daemon.manager == "snap":
         return "snap restart docker"
-    return f"systemctl {'--user ' if daemon is not None and daemon.user else ''}{verb} docker"
+    return f"systemctl {'--user ' if daemon.user else ''}{verb} docker"
 
 
 def edit(node: Node, docker: Daemon, line: int | None, change: str, *, reload: bool = False) -> Fix:

@@ -58,19 +58,15 @@ SHOW_MODPROBE = fixes.look(
     needs_root=False,
 )
 
+_RHEL_FIRMWARE = "nvidia-kmod-common"
 REINSTALL_FIRMWARE = replace(
-    per_family(
-        "apt install --reinstall firmware-nvidia-gsp",
-        "dnf reinstall nvidia-kmod-common",
-        "zypper install --force kernel-firmware-nvidia-gspx-G06",
-        _GUIDE,
+    fixes.package_fix(
+        "reinstall", ("firmware-nvidia-gsp", _RHEL_FIRMWARE, "kernel-firmware-nvidia-gspx-G06"), _GUIDE
     ).then_reboot(),
     other=Fix(_GUIDE, disruptive="reboot"),
 )
 
 _KEEP = "/etc/apt/apt.conf.d/52keep-nvidia-driver"
-
-# a list in apt's configuration grows with every file that names it
 
 # cuda-drivers-580 is also available, and stays on its branch
 HOLD_BRANCH = per_family(
@@ -421,7 +417,6 @@ def reinstall_libraries(node: Node) -> Fix:
 
 
 _FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-gsp")
-_RHEL_FIRMWARE = "nvidia-kmod-common"
 
 
 def reinstall_firmware(node: Node, version: str, *, reboot: bool) -> Fix:
@@ -489,6 +484,7 @@ def library_packages(node: Node) -> tuple[Package, ...]:
         "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins "
         "or their own exclusion lists keep them from upgrading the driver's libraries."
     ),
+    # a list in apt's configuration grows with every file that names it
     fix=per_family(
         'printf \'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "cuda-"; };\\n\' > '
         + _KEEP,

@@ -111,6 +111,14 @@ def packages(family: str, verb: str, names: Sequence[str]) -> str:
     return f"{command} {' '.join(names)}" if command and names else ""
 
 
+def package_fix(verb: str, names: Sequence[str], other: str, **fields: Any) -> FixByFamily:
+    """`verb`, one of `_PACKAGES`, with the package of this name in each family; `other` is a command."""
+    debian, rhel, suse = (
+        packages(family, verb, [name]) for family, name in zip(FAMILIES, names, strict=False)
+    )
+    return per_family(debian, rhel, suse, other, **fields)
+
+
 def upgrade(family: str, names: Sequence[str], disturbs: str) -> Fix | None:
     """Upgrade installed packages, which restarts their daemon: a package manager may refuse the whole command
     because of one unknown name. None without a name, or on an unknown distribution."""
@@ -251,18 +259,13 @@ def make_nodes(minors: tuple[int, ...]) -> Fix:
 
 LOAD_UVM = Fix("modprobe nvidia-uvm && nvidia-modprobe -c0 -u", safe=True)
 
-RESET_FIRST = "First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process"
-RESET_NOTE = (
-    "On Kubernetes a drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, which "
-    "have the GPU open too. If you can't end them, reboot: that resets the GPU as well"
-)
-RESETS_IDLE = "resets only an idle GPU"  # nvidia-smi(1): no program may use it
 RESET = Fix(
     "nvidia-smi --gpu-reset",
     disruptive="drain",
-    before=RESET_FIRST,
-    note=RESET_NOTE,
-    disturbs=RESETS_IDLE,
+    before="First end all work on the GPU: the reset fails while fuser -v /dev/nvidia* lists a process",
+    note="On Kubernetes a drain leaves the pods of DaemonSets running, such as the device plugin and DCGM, "
+    "which have the GPU open too. If you can't end them, reboot: that resets the GPU as well",
+    disturbs="resets only an idle GPU",  # nvidia-smi(1): no program may use it
 )
 
 INSTALL_TOOLKIT = Fix("gpunode toolkit install", disturbs=effects.DISRUPTS_NOTHING)

@@ -54,28 +54,6 @@ HOLDERS = fixes.look(
 _AMPERE = "8.0"
 
 
-def reset_fix(gpus: tuple[Condition, ...], capability: str = "") -> Fix:
-    """Reset these GPUs.
-
-    A100s that are linked to each other (compute capability 8.0) can only be reset together. A guest can't
-    reset a virtual GPU and reboots instead.
-    """
-    if any(gpu.virtualization == "vgpu" for gpu in gpus):
-        return fixes.REBOOT
-    linked = capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus)
-    if linked:
-        return replace(fixes.RESET, effect="resets all GPUs, because NVLink connects them; all must be idle")
-    if not all(gpu.pci for gpu in gpus):
-        return fixes.RESET
-    return Fix(
-        " && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus),
-        disruptive="drain",
-        before=fixes.RESET_FIRST,
-        note=fixes.RESET_NOTE,
-        disturbs=fixes.RESETS_IDLE,
-    )
-
-
 # Helpers of all checks here: which GPUs NVML reports, and how evidence names them.
 
 SILENT = "NVML doesn't report the GPUs' condition"
@@ -110,12 +88,19 @@ def which(gpus: tuple[Condition, ...], node: Node) -> str:
 
 
 def reset_gpus(node: Node, gpus: tuple[Condition, ...]) -> Fix:
-    """Reset these GPUs. A Kubernetes node is drained first, which ends their work but that of DaemonSets."""
-    inventory = node.nvml.inventory
+    """Reset these GPUs. A Kubernetes node is drained first, which ends their work but that of DaemonSets.
+
+    A100s that are linked to each other (compute capability 8.0) can only be reset together. A guest can't
+    reset a virtual GPU and reboots instead.
+    """
+    if any(gpu.virtualization == "vgpu" for gpu in gpus):
+        return fixes.REBOOT
+    inventory, fix = node.nvml.inventory, fixes.RESET
     capability = inventory.gpus[0].compute_capability if inventory and inventory.gpus else ""
-    fix = reset_fix(gpus, capability)
-    if fix.disruptive != "drain":
-        return fix
+    if capability == _AMPERE and any(any(gpu.nvlinks or ()) for gpu in gpus):
+        fix = replace(fix, effect="resets all GPUs, because NVLink connects them; all must be idle")
+    elif all(gpu.pci for gpu in gpus):
+        fix = replace(fix, command=" && ".join(f"nvidia-smi --gpu-reset -i {gpu.pci}" for gpu in gpus))
     if node.kubelet is None:
         return replace(fix, note="If some of it doesn't end, reboot: that resets the GPU as well")
     return replace(fix, before="", note=_AFTER_DRAIN)

@@ -57,7 +57,6 @@ _BY_POD = (
 )
 _LXC_NUMBER = re.compile(r"^lxc-(\d+)_")  # Proxmox VE names the profile after the container
 _LXC_GUIDE = "https://pve.proxmox.com/wiki/Linux_Container"
-# packages can't be verified while the clock is wrong, so the fix installs nothing
 UNIFIED_CGROUPS = kernel_argument("systemd.unified_cgroup_hierarchy=1")
 RESTART_WSL = Fix(
     "wsl.exe --shutdown",
@@ -65,7 +64,6 @@ RESTART_WSL = Fix(
     disruptive="restart",
     disturbs="ends everything that runs in WSL",
 )
-# the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
 
 
 def pass_devices(paths: Sequence[str]) -> Fix:
@@ -85,21 +83,16 @@ def pass_devices(paths: Sequence[str]) -> Fix:
 def allow_in_apparmor(profile: str) -> Fix:
     """Fix in the place that sets this profile: an LXC container's features, or an engine's option per
     container."""
+    if number := _LXC_NUMBER.match(profile):
+        command = f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}"
+        return Fix(command, disruptive="restart", disturbs="reboots this LXC container")
     if profile.startswith("lxc-"):
-        return _allow_nesting(profile)
+        return Fix(f"follow {_LXC_GUIDE} to allow nesting in this container", needs_root=False)
     guide = next((url for name, url in _MADE_BY.items() if profile.startswith(name)), None)
     if guide is None:
         return EDIT_APPARMOR
     how = _BY_POD if guide.startswith("https://kubernetes.io/") else _BY_OPTION
     return Fix(f"follow {guide}", needs_root=False, note=how)
-
-
-def _allow_nesting(profile: str) -> Fix:
-    number = _LXC_NUMBER.match(profile)
-    if number is None:
-        return Fix(f"follow {_LXC_GUIDE} to allow nesting in this container", needs_root=False)
-    command = f"pct set {number[1]} -features nesting=1 && pct reboot {number[1]}"
-    return Fix(command, disruptive="restart", disturbs="reboots this LXC container")
 
 
 def remove_packages(family: str, names: Sequence[str]) -> Fix:
@@ -220,6 +213,7 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit", disturbs=DISRUPTS_NOTHING
         f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
         "the toolkit's release."
     ),
+    # the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
     fix=Fix("apt install --reinstall nvidia-l4t-init"),
     blocked_by=("pci-no-gpu",),
     classes=(TEGRA,),
@@ -407,6 +401,7 @@ def apparmor_denied(node: Node) -> Verdict:
     title="The clock is set correctly",
     severity="warning",
     looks_at="an impossible date (before 2025), and failed time services.",
+    # packages can't be verified while the clock is wrong, so the fix installs nothing
     fix=Fix("timedatectl set-ntp true"),
     blocked_by=("pci-no-gpu",),
     refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpunode.checks.finding import Evidence, Fix
-from gpunode.checks.fixes import per_family
+from gpunode.checks.fixes import package_fix
 from gpunode.checks.model import Verdict, check, fail, if_used, ok, seen, skip
 from gpunode.errors import ConfigError
 from gpunode.facts import tables
@@ -25,12 +25,7 @@ _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
         f"podman's release and {_KEY} in containers.conf against the directories of the "
         "specifications, if podman is the only engine."
     ),
-    fix=per_family(
-        "apt update && apt install --only-upgrade podman",
-        "dnf upgrade podman",
-        "zypper update podman",
-        "follow https://podman.io/docs/installation",
-    ),
+    fix=package_fix("upgrade", ["podman"] * 3, "follow https://podman.io/docs/installation"),
     blocked_by=("pci-no-gpu", "toolkit-missing", "cdi-spec-missing"),
     preflight=("podman",),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),

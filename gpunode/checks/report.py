@@ -409,10 +409,7 @@ def _fix(node: NodeSummary, finding: Finding, before: Sequence[str]) -> Iterator
     """The command and what it disrupts. A reboot is a step of its own; `before` are the findings to fix
     before it."""
     fix = finding.fixes[0]
-    text, *commands = fix.before.split("\n")
-    if text:
-        yield Text(f"  {text}")
-    yield from (Text(f"  {command}", Style.COMMAND) for command in commands)
+    yield from _indented(_with_commands(fix.before, Style.PLAIN), "  ")
     yield from _indented(_change(fix), "  ")
     yield Text(f"  {_label(fix)}: {fix.command}", Style.COMMAND)
     if fix.effect:
@@ -420,7 +417,7 @@ def _fix(node: NodeSummary, finding: Finding, before: Sequence[str]) -> Iterator
         steps += ["drain this Kubernetes node"] if node.kubernetes and _needs_drain(fix) else []
         first_do = f"; {' and '.join(steps)} first" if steps else ""
         yield Text(f"  ({fix.effect}{first_do})", Style.DIM)
-    yield from _indented(_note(fix), "  ")
+    yield from _indented(_with_commands(fix.note, Style.DIM), "  ")
     if _reboots_last(finding):
         drained = _needs_drain(fix) or not node.kubernetes
         steps = [f"fix {identifier}" for identifier in before]
@@ -437,10 +434,11 @@ def _change(fix: Fix | NextStep) -> Iterator[Text]:
         yield from (Text(f"  {line}", Style.DOCUMENT) for line in lines)
 
 
-def _note(fix: Fix | NextStep) -> Iterator[Text]:
-    text, *commands = fix.note.split("\n")
+def _with_commands(lines: str, style: Style) -> Iterator[Text]:
+    """The first line in this style, then the commands."""
+    text, *commands = lines.split("\n")
     if text:
-        yield Text(text, Style.DIM)
+        yield Text(text, style)
     yield from (Text(command, Style.COMMAND) for command in commands)
 
 
@@ -571,7 +569,7 @@ def _lines(step: NextStep) -> Iterator[Text]:
     yield Text(step.command or f"fix {step.finding}", Style.COMMAND)
     if step.effect:
         yield Text(f"({step.effect})", Style.DIM)
-    yield from _note(step)
+    yield from _with_commands(step.note, Style.DIM)
 
 
 def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:

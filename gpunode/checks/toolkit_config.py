@@ -51,11 +51,8 @@ _INSTALL_RUNC = per_family(
     "follow https://github.com/opencontainers/runc#install",
 )
 # Docker's own package of containerd contains runc, and the distribution's would replace it
-_REINSTALL_RUNC = per_family(
-    "apt install --reinstall containerd.io",
-    "dnf reinstall containerd.io",
-    "zypper install --force containerd.io",
-    "follow https://docs.docker.com/engine/install/",
+_REINSTALL_RUNC = fixes.package_fix(
+    "reinstall", ["containerd.io"] * 3, "follow https://docs.docker.com/engine/install/"
 )
 
 
@@ -195,12 +192,7 @@ def _left(node: Node, settings: Settings) -> list[Evidence]:
     "toolkit",
     title="ldconfig works",
     looks_at="whether the ldconfig that config.toml names can print its cache, which changes nothing.",
-    fix=fixes.per_family(
-        "apt install --reinstall libc-bin",
-        "dnf reinstall glibc",
-        "zypper install --force glibc",
-        "ldconfig -p",
-    ),
+    fix=fixes.package_fix("reinstall", ("libc-bin", "glibc", "glibc"), "ldconfig -p"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
     classes=HOST,
     refs=("https://github.com/NVIDIA/libnvidia-container/issues/177",),
