@@ -184,7 +184,7 @@ def hidden_by(specs: Iterable[CdiSpec], spec: CdiSpec) -> CdiSpec | None:
 
 _UVM = "/dev/nvidia-uvm"
 _SPEC = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md"
-_NONE = "no CDI specification for GPUs exists"
+NO_SPEC = "no CDI specification for GPUs exists"
 
 
 def _of_gpus(node: Node) -> list[CdiSpec]:
@@ -210,7 +210,7 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     """
     specs = _of_gpus(node)
     if not specs:
-        return skip(_NONE)
+        return skip(NO_SPEC)
     if node.host.device(_UVM) is None:
         return skip(f"{_UVM} doesn't exist on this node")
     for spec in specs:
@@ -242,7 +242,7 @@ def cdi_duplicate(node: Node) -> Verdict:
     """
     specs = [spec for spec in node.cdi_specs if not spec.problem]
     if len(specs) < 2:
-        return ok("no two CDI specifications define the same device") if specs else skip(_NONE)
+        return ok("no two CDI specifications define the same device") if specs else skip(NO_SPEC)
     for first, second in _pairs(specs):
         names = sorted(set(first.names) & set(second.names))
         if names and rank(first) == rank(second):
@@ -302,7 +302,7 @@ def cdi_unsupported_version(node: Node) -> Verdict:
     """
     specs = [spec for spec in _of_gpus(node) if parse_version(spec.version)]
     if not specs:
-        return skip(_NONE)
+        return skip(NO_SPEC)
     here = readers(node)
     for spec in specs:
         late = [reader for reader in here if _too_new(spec, reader)]
@@ -353,7 +353,7 @@ def cdi_wsl_dxcore(node: Node) -> Verdict:
             continue
         fix = Fix(f"nvidia-ctk cdi generate --mode=wsl --output={spec.path}")
         return warn(f"{spec.path} doesn't include libdxcore.so", seen(spec.path, "no libdxcore.so"), fix=fix)
-    return ok("the CDI specifications include libdxcore.so") if _of_gpus(node) else skip(_NONE)
+    return ok("the CDI specifications include libdxcore.so") if _of_gpus(node) else skip(NO_SPEC)
 
 
 # Whether CDI specifications still match this machine.
@@ -451,7 +451,7 @@ def cdi_spec_missing(node: Node) -> Verdict:
     failed = [seen(_SERVICE, str(unit))] if unit and unit.active == "failed" else []
     only = "Podman gives" if users[0].source == "podman" else "In the toolkit's mode cdi, the runtime gives"
     why = f"{only} GPUs to containers only through such a file: 'unresolvable CDI devices'."
-    return fail("no CDI specification for GPUs exists", *users, seen(_DIRECTORIES, "none"), *failed, why=why)
+    return fail(NO_SPEC, *users, seen(_DIRECTORIES, "none"), *failed, why=why)
 
 
 def _own_kind(node: Node) -> bool:
@@ -501,7 +501,7 @@ def cdi_disabled(node: Node) -> Verdict:
         return skip("Docker isn't running, or isn't the engine for GPU containers on this node")
     specs = node.gpu_specs
     if not specs:
-        return skip("no CDI specification for GPUs exists")
+        return skip(NO_SPEC)
     directories = as_strings(node.docker_info.get("CDISpecDirs"))
     if directories:
         return ok(f"Docker reads CDI specifications in {', '.join(directories)}")
@@ -536,7 +536,7 @@ def cdi_perms(node: Node) -> Verdict:
     """An engine ignores a specification that its user can't read: 'unresolvable CDI devices'."""
     specs = node.gpu_specs
     if not specs:
-        return skip("no CDI specification for GPUs exists")
+        return skip(NO_SPEC)
     rootless = [daemon.user for daemon in node.docker_rootless]
     if node.podman is None and not rootless:
         return skip("no rootless engine runs here; only root reads the CDI specifications")

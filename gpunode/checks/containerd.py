@@ -3,7 +3,7 @@ handler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,7 +125,7 @@ def containerd_not_restarted(node: Node, daemon: Daemon) -> Verdict:
     evidence = [
         _defined(node, config.files, config, f'runtime "{name}"', f"runtimes.{name}") for name in missing
     ]
-    answer = seen(f"CRI Status at {socket}", f"handlers: {', '.join(handlers) or 'none'}")
+    answer = seen_handlers(daemon, handlers)
     summary = f"containerd hasn't loaded the handler {', '.join(missing)} from {evidence[0].source} yet"
     return fail(summary, *evidence, answer, fix=_managed(daemon))
 
@@ -181,6 +181,10 @@ def _defined(node: Node, files: Iterable[str], config: ContainerdConfig, value: 
     return next((place for place in places if place.line), seen(config.path, value))
 
 
+def seen_handlers(daemon: Daemon, handlers: Sequence[str]) -> Evidence:
+    return seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}")
+
+
 def reported_handlers(node: Node) -> tuple[str, ...] | None:
     """Handlers of the running containerd; None if it doesn't report them."""
     try:
@@ -228,7 +232,7 @@ def containerd_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
     handlers = reported_handlers(node)
     if handlers is None:
         return skip(f"containerd doesn't report its configuration at {daemon.socket}")
-    answer = seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}")
+    answer = seen_handlers(daemon, handlers)
     own = [name for name in handlers if name.startswith(HANDLER)]
     if own:
         return ok(f"containerd has loaded the handler {', '.join(own)}", answer)

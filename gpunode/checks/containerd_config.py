@@ -232,6 +232,20 @@ def loaded(node: Node) -> ContainerdConfig:
     return node.containerd_config
 
 
+def if_parsable(node: Node) -> ContainerdConfig | None:
+    """containerd's configuration; None without one, or if it can't be parsed, which
+    containerd-config-version reports."""
+    try:
+        return node.containerd_config
+    except ConfigError:
+        return None
+
+
+def another_containerd(node: Node) -> bool:
+    """Whether the system's containerd runs beside that of a Kubernetes distribution."""
+    return any(process.name == "containerd" and not manager(node.host, process) for process in node.processes)
+
+
 def running_config(node: Node) -> dict[str, Any]:
     try:
         return dict(node.cri.config)
@@ -380,7 +394,7 @@ def containerd_config_drift(node: Node) -> Verdict:
     text = node.host.read_text(DEFAULT_CONFIG) or ""
     if _PROGRAM not in text:
         return ok(f"{DEFAULT_CONFIG}, which {daemon.manager} doesn't read, has no NVIDIA settings")
-    if any(process.name == "containerd" and not manager(node.host, process) for process in node.processes):
+    if another_containerd(node):
         return ok(f"another containerd reads {DEFAULT_CONFIG}")
     return note(
         f"{DEFAULT_CONFIG} defines the nvidia handler, but {daemon.manager} reads its own file",

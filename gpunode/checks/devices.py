@@ -215,11 +215,6 @@ def make_user(name: str) -> Fix:
     )
 
 
-def open_files(paths: tuple[str, ...]) -> Fix:
-    argv = ("chmod", "0666", *paths)
-    return Fix(" ".join(argv), safe=True, steps=(Step(argv=argv),))
-
-
 def change_mode(path: str) -> Fix | None:
     """Change the option in the file that sets it; None if the kernel's command line sets it."""
     if not path.startswith("/etc/"):
@@ -299,7 +294,8 @@ def dev_perms(node: Node) -> Verdict:
             return warn(words, *evidence)
         evidence.append(seen(option.source, f"{option.name}={option.value}", option.line))
         return warn(words, *evidence, fix=change_mode(option.source))
-    fix = open_files(tuple(file.path for file in closed))
+    argv = ("chmod", "0666", *(file.path for file in closed))
+    fix = Fix(" ".join(argv), safe=True, steps=(Step(argv=argv),))
     return warn(f"not all users can open {many(len(closed), 'device file')}", *evidence, fix=fix)
 
 

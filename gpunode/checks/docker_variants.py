@@ -50,10 +50,12 @@ def docker_snap(node: Node) -> Verdict:
     snap = node.docker_snap
     if snap is None:
         return ok("Docker isn't a snap") if node.docker else skip(docker_role(node).reason)
-    where = seen(snap.unit or "snap", f"Docker {_release(snap)} as a snap")
+    where = seen(snap.unit or "snap", f"Docker {snap.release or '(unknown)'} as a snap")
     if node.docker is None or node.docker.manager != "snap":
         if node.docker and node.docker.process and snap.process:
-            system = seen(node.docker.config_source, f"Docker {_release(node.docker)} as a package")
+            system = seen(
+                node.docker.config_source, f"Docker {node.docker.release or '(unknown)'} as a package"
+            )
             text = (
                 "two Dockers run on this node, one from a package and one from a snap: either may answer the "
                 "docker command"
@@ -205,7 +207,3 @@ def docker_version_old(node: Node, daemon: Daemon) -> Verdict:
         seen(daemon.binary or "dockerd", daemon.release),
         fix=docker.newer(node),
     )
-
-
-def _release(daemon: Daemon) -> str:
-    return daemon.release or "(unknown)"

@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 
 from gpunode.checks import fixes
+from gpunode.checks.containerd_config import if_parsable
 from gpunode.checks.device_plugin import PATIENCE, shown
 from gpunode.checks.finding import DISRUPTS_NOTHING, Fix
 from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
-from gpunode.errors import ConfigError
 from gpunode.facts.device_plugins import POD_LOGS, TOOLKIT, VALIDATIONS, stage_log
 from gpunode.facts.node import Node
 from gpunode.facts.traits import OPERATOR_DRIVER
@@ -169,10 +169,7 @@ def operator_leftovers(node: Node) -> Verdict:
         return skip("it is unknown which pods are on this node")
     if node.operator.pods:
         return ok("the GPU operator is on this node")
-    try:
-        config = node.containerd_config
-    except ConfigError:
-        config = None
+    config = if_parsable(node)
     for path in config.files if config else ():
         lines = (node.host.read_text(path) or "").splitlines()
         for number, line in enumerate(lines, 1):

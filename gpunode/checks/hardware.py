@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpunode.checks import fixes
@@ -25,7 +26,7 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import Unreadable
 from gpunode.facts import driver, pci
-from gpunode.facts.kernel_log import SOURCE, matching
+from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, Option
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
@@ -320,6 +321,14 @@ _HMM = r"nvidia-uvm: .*(?:devmem_alloc_pagemap|request_free_mem_region).*-34"
 _HMM_OFF = "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
 
 
+def log_lines(node: Node, pattern: str) -> Sequence[tuple[KernelLine, re.Match[str]]]:
+    """Lines of the kernel's log that match; () if this user has no permission to read it."""
+    try:
+        return matching(node.kernel_log, pattern)
+    except Unreadable:
+        return ()
+
+
 @check(
     "aux-power",
     "hardware",
@@ -336,10 +345,7 @@ def aux_power(node: Node) -> Verdict:
     """A card that needs more power than the slot supplies needs its own power cables. Without them the driver
     refuses the card, or the card fails under load.
     """
-    try:
-        lines = matching(node.kernel_log, _CABLES)
-    except Unreadable:
-        lines = ()
+    lines = log_lines(node, _CABLES)
     evidence = [seen(SOURCE, line.text) for line, _ in lines[:3]]
     if not evidence:
         return ok("no GPU reports missing power cables")
@@ -548,10 +554,7 @@ def nouveau_not_blacklisted(node: Node) -> Verdict:
 def _was_here(node: Node) -> str | None:
     """What nouveau logged in this boot about a GPU that nvidia controls now."""
     addresses = {gpu.address for gpu in node.gpus if gpu.driver == _NVIDIA}
-    try:
-        lines = matching(node.kernel_log, r"^nouveau ([0-9a-f:.]+): (?!unknown chipset)")
-    except Unreadable:
-        return None
+    lines = log_lines(node, r"^nouveau ([0-9a-f:.]+): (?!unknown chipset)")
     return next((line.text for line, match in lines if match[1] in addresses), None)
 
 

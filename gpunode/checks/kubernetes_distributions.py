@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpunode.checks import fixes
-from gpunode.checks.containerd import reported_handlers
+from gpunode.checks.containerd import reported_handlers, seen_handlers
+from gpunode.checks.containerd_config import another_containerd, if_parsable
 from gpunode.checks.finding import RESTARTS_KUBERNETES, Fix
 from gpunode.checks.model import Verdict, check, fail, if_reported, line_in, note, ok, seen, skip, warn
-from gpunode.errors import ConfigError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, manager
+from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages
 from gpunode.facts.gpu_use import taken_way
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
@@ -85,11 +85,10 @@ def k0s_dropin(node: Node) -> Verdict:
     dropins = [path for path in files if line_in(node.host, path, "nvidia")]
     if not dropins:
         return ok(f"{K0S_DROP_INS} has no files for GPUs")
-    try:
-        config = node.containerd_config
-    except ConfigError:
+    config = if_parsable(node)
+    if config is None:
         return skip(f"{daemon.config_path} can't be parsed")
-    unread = [path for path in dropins if config is not None and path not in config.files]
+    unread = [path for path in dropins if path not in config.files]
     if not unread or k0s_manages(node.host, daemon.config_path):
         return ok(f"k0s reads {', '.join(dropins)}")
     return fail(
@@ -254,7 +253,7 @@ def k3s_nvidia_not_detected(node: Node) -> Verdict:
         return skip(f"{path} existed before {daemon.manager} started")
     return fail(
         f"{daemon.manager} started before the nvidia runtime was installed",
-        seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
+        seen_handlers(daemon, handlers),
         seen(path, f"installed after {daemon.manager} started" if node.host.live else "exists now"),
         fix=fixes.restart_managed(daemon.manager, daemon.unit),
     )
@@ -301,7 +300,7 @@ def k3s_wrong_template(node: Node) -> Verdict:
         return fail(
             f"{daemon.manager}'s template doesn't include the nvidia runtime",
             seen(f"{directory}/{used}", f"neither includes {{{{ {_BASE} . }}}} nor has a runtime nvidia"),
-            seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers or ())}"),
+            seen_handlers(daemon, handlers or ()),
             fix=replace(fixes.configure(daemon.manager), note=_KEEPS_TEMPLATE),
         )
     unread = templates.get(_OLD, "") if used == _NEW else ""
@@ -341,11 +340,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
     text = node.host.read_text(daemon.config_path) or ""
     if _MARK not in text.partition("version")[0]:
         return ok(f"{daemon.config_path} isn't marked as generated")
-    handlers = reported_handlers(node)
-    try:
-        config = node.containerd_config
-    except ConfigError:
-        config = None
+    handlers, config = reported_handlers(node), if_parsable(node)
     if handlers is None or config is None:
         return skip("the running configuration and the file can't be compared")
     # what was rendered at the start is running; only runtimes in this file are compared
@@ -355,7 +350,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
     return fail(
         f"{daemon.config_path} was edited, but {daemon.manager} rewrites it at each start",
         seen(daemon.config_path, f"runtime {', '.join(added)}, which {daemon.manager} has not loaded"),
-        seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
+        seen_handlers(daemon, handlers),
         fix=fixes.configure(daemon.manager),
     )
 
@@ -387,7 +382,7 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
     handlers = _without_nvidia(node, daemon, "has the nvidia runtime")
     if isinstance(handlers, Verdict):
         return handlers
-    if any(process.name == "containerd" and not manager(node.host, process) for process in node.processes):
+    if another_containerd(node):
         return ok(f"another containerd reads {_SYSTEM}")
     paths = [f"{_SYSTEM}/config.toml", *node.host.glob(f"{_SYSTEM}/conf.d", "*.toml")]
     for path in paths:
@@ -397,7 +392,7 @@ def k3s_nvidia_wrong_root(node: Node) -> Verdict:
                 return fail(
                     f"the nvidia runtime is configured for another containerd than {daemon.manager}'s",
                     seen(path, line.strip(), number),
-                    seen(f"CRI Status at {daemon.socket}", f"handlers: {', '.join(handlers) or 'none'}"),
+                    seen_handlers(daemon, handlers),
                     fix=fixes.configure(daemon.manager),
                 )
     return ok(f"no other containerd than {daemon.manager}'s is configured")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks import fabric, fixes
+from gpunode.checks.cdi import NO_SPEC
 from gpunode.checks.device_plugin import source
 from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.health import on_gpu, which
@@ -209,7 +210,7 @@ def mig_cdi_stale(node: Node) -> Verdict:
     specs = node.gpu_specs
     gpus = [gpu for gpu in mig.partitioned(node) if gpu.mig]
     if not specs or not gpus:
-        return skip("no CDI specification for GPUs exists" if not specs else "this node has no MIG devices")
+        return skip(NO_SPEC if not specs else "this node has no MIG devices")
     names = {name for spec in specs for name in spec.names}
     if any(name.startswith("MIG-") for name in names):
         expected = {device.uuid: gpu for gpu in gpus for device in gpu.mig}

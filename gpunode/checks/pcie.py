@@ -5,9 +5,8 @@ from __future__ import annotations
 from gpunode.checks import fixes, hardware
 from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.model import ANY_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
-from gpunode.errors import Unreadable
 from gpunode.facts import pci
-from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
+from gpunode.facts.kernel_log import SOURCE
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES
 from gpunode.facts.processes import uptime
@@ -71,7 +70,7 @@ def bar_too_small(node: Node) -> Verdict:
         whole += gpu.driver == "nvidia" and len(evidence) == before
         short += len(evidence) > before
     if not evidence and node.module is None:
-        evidence += [seen(SOURCE, line.text) for line in _log(node, _INVALID)[:3]]
+        evidence += [seen(SOURCE, line.text) for line, _ in hardware.log_lines(node, _INVALID)[:3]]
     if not evidence:
         return ok("every GPU has its address windows")
     fix = hardware.ABOVE_4G
@@ -80,13 +79,6 @@ def bar_too_small(node: Node) -> Verdict:
     # a GPU that works beside it proves that the machine supports such windows
     summary = f"the firmware assigned no address window to {many(short, 'GPU') if short > 1 else 'a GPU'}"
     return (warn if whole else fail)(summary, *evidence, fix=fix)
-
-
-def _log(node: Node, pattern: str) -> list[KernelLine]:
-    try:
-        return [line for line, _ in matching(node.kernel_log, pattern)]
-    except Unreadable:
-        return []
 
 
 @check(
@@ -240,14 +232,14 @@ def pcie_aspm(node: Node) -> Verdict:
     """
     policy = node.host.read_text(_ASPM_POLICY) or ""
     active = policy.partition("[")[2].partition("]")[0]
-    lines = _log(node, _OFF_THE_BUS)
+    lines = hardware.log_lines(node, _OFF_THE_BUS)
     if not lines:
         return ok("no GPU fell off the bus in this boot")
     if not active or active == "performance" or node.module_options.argument("pcie_aspm") == "off":
         return ok("power saving of the links is off")
     return note(
         "a GPU fell off the bus, and power saving of the links is on",
-        seen(SOURCE, lines[0].text),
+        seen(SOURCE, lines[0][0].text),
         seen(_ASPM_POLICY, active),
         fix=hardware.NO_ASPM.for_family(node.distribution.family),
     )

@@ -737,19 +737,19 @@ def _driver(node: Node) -> str | None:
     if node.module is not None:
         return node.module.version
     inventory = _inventory(node)
-    return str(inventory.driver_version) or None if inventory and node.kind == WSL2 else None
+    return inventory.driver_version or None if inventory and node.kind == WSL2 else None
 
 
 def _gpus_of(node: Node) -> tuple[GpuSummary, ...]:
     """GPUs from the bus; names and UUIDs if NVML was queried anyway. In WSL no GPU is on the bus and NVML
     lists it; on a Jetson it is named after its module."""
     inventory = _inventory(node)
-    listed = {str(gpu.pci): gpu for gpu in inventory.gpus} if inventory else {}
+    listed = {gpu.pci: gpu for gpu in inventory.gpus} if inventory else {}
     if node.kind == TEGRA:
         model = (node.host.read_text(_MODEL) or "").strip("\0\n ")
         return (_gpu(_line(model) or "NVIDIA Tegra"),)
     if node.kind == WSL2:
-        return tuple(_gpu(_line(str(gpu.name)), str(gpu.uuid)) for gpu in listed.values())
+        return tuple(_gpu(_line(gpu.name), gpu.uuid) for gpu in listed.values())
     return tuple(
         GpuSummary(
             gpu.address,
