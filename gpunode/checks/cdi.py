@@ -13,6 +13,7 @@ from gpunode.checks.model import (
     HOST,
     Verdict,
     check,
+    cut,
     fail,
     if_reported,
     note,
@@ -395,8 +396,7 @@ def cdi_spec_stale(node: Node) -> Verdict:
     for spec in specs:
         wrong = tuple(_wrong(node, spec))
         if wrong:
-            more = len(wrong) - _SHOWN
-            evidence = (*wrong[:_SHOWN], seen(spec.path, f"and {more} more")) if more > 0 else wrong
+            evidence = cut(wrong, _SHOWN, spec.path)
             fix = fixes.rewrite_cdi(spec.path, spec.kind)
             return judge(node)(f"{spec.path} no longer matches this machine", *evidence, fix=fix)
     return ok(f"{many(len(specs), 'CDI specification')} match this machine")

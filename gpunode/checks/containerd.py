@@ -390,7 +390,6 @@ UPGRADE = package_fix(
     disruptive="restart",
     disturbs=RESTARTS_CONTAINERD,
 )
-_PACKAGES = ("containerd.io", "containerd")
 # a Kubernetes distribution's containerd is upgraded only with the distribution, so its users do without NRI
 WITHOUT_NRI = Fix(
     "kubectl patch clusterpolicies.nvidia.com/cluster-policy --type merge "
@@ -402,9 +401,8 @@ def newer(node: Node, daemon: Daemon) -> Fix:
     """Upgrade to a release with sufficient NRI support, or use the operator's alternative."""
     if daemon.manager:
         return WITHOUT_NRI
-    family = node.distribution.family
-    names = [name for name in _PACKAGES if name in node.packages.installed]
-    return upgrade(family, names, RESTARTS_CONTAINERD) or UPGRADE.for_family(family)
+    fix = upgrade(node, ("containerd.io", "containerd"), RESTARTS_CONTAINERD)
+    return fix or UPGRADE.for_family(node.distribution.family)
 
 
 # Other needs of a GPU node: NRI, locked memory, and deprecated settings.

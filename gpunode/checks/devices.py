@@ -14,6 +14,7 @@ from gpunode.checks.model import (
     HOST_OR_CONTAINER,
     Verdict,
     check,
+    cut,
     fail,
     note,
     ok,
@@ -112,12 +113,10 @@ def mig_caps_missing(node: Node) -> Verdict:
     operators = node.host.devices(f"{_OPERATOR_DEV}/nvidia-caps")
     there |= {device.path.removeprefix(DRIVER_ROOT) for device in operators}
     missing = [path for path in expected if path not in there]
-    more = len(missing) - _NODES_SHOWN
     if missing:
         return fail(
             f"{len(missing)} of {len(expected)} device files of MIG instances are missing",
-            *(seen(path, "absent") for path in missing[:_NODES_SHOWN]),
-            *([seen("/dev/nvidia-caps", f"and {more} more")] if more > 0 else ()),
+            *cut([seen(path, "absent") for path in missing], _NODES_SHOWN, "/dev/nvidia-caps"),
         )
     return ok(f"the {len(expected)} device files of the MIG instances exist")
 
@@ -354,9 +353,8 @@ def dev_char_symlinks(node: Node) -> Verdict:
         return warn(words, *evidence, fix=by_cdi(by_hook[0].old_toolkit))
     if not missing:
         return ok("the links in /dev/char that this runc needs exist", *evidence)
-    evidence += [seen(f"/dev/char/{file.major}:{file.minor}", "absent") for file in missing[:4]]
-    if len(missing) > 4:
-        evidence.append(seen("/dev/char", f"and {len(missing) - 4} more"))
+    absent = [seen(f"/dev/char/{file.major}:{file.minor}", "absent") for file in missing]
+    evidence += cut(absent, 4, "/dev/char")
     words = f"GPU containers of {losing[0].name} lose their GPUs when systemd is reloaded"
     return warn(words, *evidence, fix=make_links(missing))
 

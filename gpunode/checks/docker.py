@@ -128,13 +128,7 @@ _USUAL = ("fd://", "unix:///run/docker.sock", "unix:///var/run/docker.sock")
 _NO_COMMA = "Leave no comma before }"
 _RELOADS = "Docker is running. This reloads it: running containers continue"
 
-_PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
-
-
-def newer(node: Node) -> Fix | None:
-    """Upgrade the package that this Docker was installed from; None if that is unknown."""
-    names = [name for name in _PACKAGES if name in node.packages.installed]
-    return fixes.upgrade(node.distribution.family, names, RESTARTS_DOCKER)
+PACKAGES = ("docker-ce", "docker.io", "moby-engine", "docker")
 
 
 def restart_docker(daemon: Daemon, verb: str = "restart") -> str:

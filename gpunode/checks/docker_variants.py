@@ -4,7 +4,8 @@ GPUs."""
 from __future__ import annotations
 
 from gpunode.checks import docker
-from gpunode.checks.finding import LOADS_OTHER_DOCKER, Fix
+from gpunode.checks.finding import LOADS_OTHER_DOCKER, RESTARTS_DOCKER, Fix
+from gpunode.checks.fixes import upgrade
 from gpunode.checks.model import (
     Verdict,
     check,
@@ -205,5 +206,5 @@ def docker_version_old(node: Node, daemon: Daemon) -> Verdict:
     return fail(
         f"Docker {daemon.release} doesn't support --gpus, which was added in 19.03",
         seen(daemon.binary or "dockerd", daemon.release),
-        fix=docker.newer(node),
+        fix=upgrade(node, docker.PACKAGES, RESTARTS_DOCKER),
     )

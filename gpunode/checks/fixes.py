@@ -119,10 +119,11 @@ def package_fix(verb: str, names: Sequence[str], other: str, **fields: Any) -> F
     return per_family(debian, rhel, suse, other, **fields)
 
 
-def upgrade(family: str, names: Sequence[str], disturbs: str) -> Fix | None:
-    """Upgrade installed packages, which restarts their daemon: a package manager may refuse the whole command
-    because of one unknown name. None without a name, or on an unknown distribution."""
-    command = packages(family, "upgrade", names)
+def upgrade(node: Node, names: Sequence[str], disturbs: str) -> Fix | None:
+    """Upgrade those of these packages that are installed, which restarts their daemon: a package manager may
+    refuse the whole command because of one unknown name. None without any, or on an unknown distribution."""
+    installed = [name for name in names if name in node.packages.installed]
+    command = packages(node.distribution.family, "upgrade", installed)
     return Fix(command, disruptive="restart", disturbs=disturbs) if command else None
 
 

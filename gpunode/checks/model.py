@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial, wraps
 
@@ -209,6 +209,12 @@ def line_in(host: Host, path: str, needle: str) -> int | None:
 def seen_in(host: Host, path: str, value: object, needle: str) -> Evidence:
     """One observation in a file, at the first line that holds `needle`."""
     return seen(path, value, line_in(host, path, needle))
+
+
+def cut(evidence: Sequence[Evidence], most: int, source: str) -> Sequence[Evidence]:
+    """At most so many of them, and how many more there are in `source`."""
+    more = len(evidence) - most
+    return (*evidence[:most], seen(source, f"and {more} more")) if more > 0 else evidence
 
 
 def ago(seconds: float) -> str:
