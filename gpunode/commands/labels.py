@@ -201,7 +201,7 @@ def watch(host: Host, origins: Sources, resolved: Resolved, stop: Event | None =
         signals.let_go = node.let_go
         node.on_change = waiter.wake
         config = ConfigWatch(node, origins, hangup, resolved.content)
-        labeller = Labeller(host, log, node.source, lambda seconds: None)
+        labeller = Labeller(host, log, node.source)
         systemd = Systemd(host, log)
         node.start()
         systemd.tell("READY=1")
@@ -272,12 +272,6 @@ class _Node:
     def configure(self, settings: Settings) -> None:
         self.settings = settings
         self.on_change()
-
-    def follow(self, directory: str) -> None:
-        """Do nothing: the config file is checked in every turn."""
-
-    def again_within(self, seconds: float) -> None:
-        """Do nothing: the next turn is soon enough."""
 
     def let_go(self) -> None:
         if self._backend is not None:

@@ -170,10 +170,8 @@ def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> 
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
 
-        def watch(service: PluginService) -> ConfigWatch:
-            return ConfigWatch(service, source, hangup, resolved.content)
-
-        service = make_service(host, resolved.settings, log, [watch])
+        service = make_service(host, resolved.settings, log)
+        service.parts.append(ConfigWatch(service, source, hangup, resolved.content))
         _serve(service, signals, stop)
     if signals:  # a client that signals a whole process group may send the signal twice
         log.info("stopped", signal=signals[0])

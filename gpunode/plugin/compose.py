@@ -1,49 +1,52 @@
-"""From settings to a service: selects the backend, the judge and the parts. The only module that imports all
-of them."""
+"""From settings to a service: selects the backend and the parts. The only module that imports all of them."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.health_memory import HealthMemory
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Backend, Part, Plan
-from gpunode.plugin.serve import PartMaker, PluginService
+from gpunode.plugin.model import Backend, Plan
+from gpunode.plugin.serve import PluginService
 
 
-def make_service(host: Host, settings: Settings, log: Log, parts: Sequence[PartMaker] = ()) -> PluginService:
-    """A service that is ready to be started, with these parts in addition to its own."""
+def make_service(host: Host, settings: Settings, log: Log) -> PluginService:
+    """A service with its parts, ready to be started. `PreconditionError` if the port of `--listen` isn't
+    available."""
     memory = HealthMemory(host, settings.state_dir, log)
-    judge = HealthJudge(settings.health, log, memory.load())
-    memory.source = lambda: judge.kept
+    checker = HealthChecker(settings.health, log, memory.load())
+    memory.source = lambda: checker.kept
+    service = PluginService(host, settings, log, make_backend(host, settings, log), checker)
+    if settings.vendor == "nvidia" and not settings.simulate:
+        add_cdi(service)
+        if host.live:
+            add_mps(service)
+    if settings.labels.to:
+        add_labels(service)
+    from gpunode.plugin.observe.status_file import StatusFile
 
-    def remember(service: PluginService) -> Part:
-        return memory
+    service.parts.append(StatusFile(service))
+    if settings.listen:
+        from gpunode.plugin.observe.http import Endpoints
 
-    backend = make_backend(host, settings, log)
-    nvidia = (make_cdi,) if settings.vendor == "nvidia" and not settings.simulate else ()
-    mps = (make_mps,) if nvidia and host.live else ()
-    seen = (make_status_file, make_endpoints) if settings.listen else (make_status_file,)
-    labels = (make_labels,) if settings.labels.to else ()
-    every = (*nvidia, *mps, *parts, *labels, *seen, remember)
-    return PluginService(host, settings, log, backend, judge, every)
+        service.parts.append(Endpoints(service))
+    service.parts.append(memory)
+    return service
 
 
-def make_cdi(service: PluginService) -> Part:
-    """NVIDIA's backend itself, which keeps the CDI specifications up to date and knows what they lack."""
+def add_cdi(service: PluginService) -> None:
+    """NVIDIA's backend itself keeps the CDI specifications up to date, and knows what they lack."""
     from gpunode.plugin.nvidia.backend import NvidiaBackend
 
     assert isinstance(service.backend, NvidiaBackend)
     service.backend.replan = service.ledger.replan
     service.ledger.vetoes.append(service.backend)
-    return service.backend
+    service.parts.append(service.backend)
 
 
-def make_mps(service: PluginService) -> Part:
+def add_mps(service: PluginService) -> None:
     """MPS daemons; does nothing while no resource is shared with MPS."""
     from gpunode.plugin.mps.supervisor import Supervisor
 
@@ -52,12 +55,12 @@ def make_mps(service: PluginService) -> Part:
     def source() -> tuple[Settings, Plan] | None:
         return (ledger.settings, ledger.plan) if ledger.planned and not ledger.trouble else None
 
-    supervisor = Supervisor(service.host, service.log, source, ledger.tick, soon=service.again_within)
+    supervisor = Supervisor(service.host, service.log, source, ledger.tick)
     ledger.vetoes.append(supervisor)
-    return supervisor
+    service.parts.append(supervisor)
 
 
-def make_labels(service: PluginService) -> Part:
+def add_labels(service: PluginService) -> None:
     """The node's labels, for the GPUs that the service sees."""
     from gpunode.plugin.labels.watch import Labeller
 
@@ -66,21 +69,7 @@ def make_labels(service: PluginService) -> Part:
     def source() -> tuple[Settings, Inventory] | None:
         return None if ledger.inventory is None else (ledger.settings, ledger.inventory)
 
-    return Labeller(service.host, service.log, source, service.again_within)
-
-
-def make_status_file(service: PluginService) -> Part:
-    """The status file that `plugin status` reads."""
-    from gpunode.plugin.observe.status_file import StatusFile
-
-    return StatusFile(service)
-
-
-def make_endpoints(service: PluginService) -> Part:
-    """/metrics, /healthz and /readyz. `PreconditionError` if the port isn't available."""
-    from gpunode.plugin.observe.http import Endpoints
-
-    return Endpoints(service)
+    service.parts.append(Labeller(service.host, service.log, source))
 
 
 def make_backend(host: Host, settings: Settings, log: Log) -> Backend:

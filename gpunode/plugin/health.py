@@ -1,4 +1,4 @@
-"""Health of each unit, judged from events and readings of the GPUs. docs/health.md has the rules for people.
+"""Health of each unit, derived from events and readings of the GPUs. docs/health.md has the rules for people.
 
 Besides marks (health_marks.py) two things make a GPU unhealthy: it is *lost* when it can't be queried, and
 the *driver* is broken when no GPU can. Both end once two consecutive listings show no error, or after some
@@ -136,7 +136,7 @@ class GpuState:
 _MOST_MARKS = 64  # of one GPU; a storm of different XIDs must not grow without limit; see `_add`
 
 
-class HealthJudge:
+class HealthChecker:
     """Receives the ledger's events and returns each unit's problem. `now` is seconds since the epoch.
 
     The ledger calls it under its own lock, one call at a time. Other methods return nothing; the caller sees

@@ -20,7 +20,7 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import (
     Backend,
@@ -87,10 +87,15 @@ class Ledger:
     """
 
     def __init__(
-        self, backend: Backend, settings: Settings, judge: HealthJudge, log: Log, clock: Callable[[], float]
+        self,
+        backend: Backend,
+        settings: Settings,
+        checker: HealthChecker,
+        log: Log,
+        clock: Callable[[], float],
     ) -> None:
         self._backend = backend
-        self._judge = judge
+        self._checker = checker
         self._log = log
         self._say = OnChange(log)
         self._clock = clock
@@ -122,7 +127,7 @@ class Ledger:
             with self._lock:
                 self.inventory = known
                 self.topology = topology
-                self._judge.seen(known, self._clock())
+                self._checker.seen(known, self._clock())
                 self._publish()  # a lost GPU is published as lost before anything else is done
             self._replan_or_say(known)
         self._notify()
@@ -137,13 +142,13 @@ class Ledger:
     def readings(self, readings: Sequence[Reading]) -> None:
         with self._lock:
             self.readings_now = {reading.uuid: reading for reading in readings}
-            self._judge.readings(readings, self._clock())
+            self._checker.readings(readings, self._clock())
             self._publish()
         self._notify()
 
     def event(self, event: GpuEvent) -> None:
         with self._lock:
-            self._judge.event(event, self._clock())
+            self._checker.event(event, self._clock())
             self._publish()
         for tell in self.witnesses:
             tell(event)
@@ -151,14 +156,14 @@ class Ledger:
 
     def broken(self, reason: str, sure: bool) -> None:
         with self._lock:
-            self._judge.broken(reason, sure, self._clock())
+            self._checker.broken(reason, sure, self._clock())
             self._publish()
         self._notify()
 
     def tick(self) -> None:
         """Advance the clock: hold-down times end, and vetoes are evaluated again."""
         with self._lock:
-            self._judge.tick(self._clock())
+            self._checker.tick(self._clock())
             changed = self._publish()
         if changed:
             self._notify()
@@ -171,7 +176,7 @@ class Ledger:
                 self._replan(settings, self.inventory)
             with self._lock:
                 self.settings = settings
-                self._judge.configure(settings.health)
+                self._checker.configure(settings.health)
                 self._publish()
         self._notify()
 
@@ -226,7 +231,7 @@ class Ledger:
         return True
 
     def _problem(self, resource: Resource, unit: Unit) -> Problem | None:
-        if problem := self._judge.problem(unit):
+        if problem := self._checker.problem(unit):
             return problem
         for veto in self.vetoes:
             if problem := veto.problem(resource, unit):

@@ -553,8 +553,11 @@ def how_to_fix(remedy: str, gpu: str, index: str, pid: int = 0) -> str:
 class Part(Protocol):
     """MPS daemons, the config file's watch, the status file, the metrics server."""
 
-    def tick(self, now: float) -> None:
-        """Do what is due; `now` is monotonic seconds. Must not block."""
+    def tick(self, now: float) -> float | None:
+        """Do what is due; `now` is monotonic seconds. Must not block.
+
+        Returns the seconds within which the next turn must come; None if an event or the usual time will do.
+        """
 
     def close(self) -> None:
         """Release all resources at the end."""

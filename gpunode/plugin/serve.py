@@ -8,25 +8,19 @@ Two threads in addition to gRPC's own: `link` (the kubelet, our sockets, the par
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthJudge
-from gpunode.plugin.kubelet.server import (
-    Call,
-    LinkContext,
-    Observer,
-    check_directory,
-    socket_directories,
-)
+from gpunode.plugin.health import HealthChecker
+from gpunode.plugin.kubelet.server import Link, LinkContext, Observer, check_directory, socket_directories
 from gpunode.plugin.ledger import Feed, Ledger
-from gpunode.plugin.logfmt import Log, Rarely
-from gpunode.plugin.model import Answer, Backend, Part, Snapshot
-from gpunode.plugin.placement import prefer
+from gpunode.plugin.logfmt import Log
+from gpunode.plugin.model import Backend, Part, Snapshot
 from gpunode.plugin.service import Systemd
 
 if TYPE_CHECKING:
@@ -41,8 +35,6 @@ _EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
 _STOP_SECONDS = 1.5  # a thread inside a hanging driver is abandoned at the end of the process
 
-PartMaker = Callable[["PluginService"], Part]
-
 
 def steady_clock() -> Callable[[], float]:
     """Seconds since the epoch by the present clock, which advance evenly whatever the clock is set to later:
@@ -54,39 +46,32 @@ def steady_clock() -> Callable[[], float]:
 class PluginService:
     """Start it, let it run, stop it. It can be embedded: it sets no signal handler and no global state.
 
-    `parts` are made with the service when it is; each gets its turn between the links'. `observers` are
-    called for every RPC that was answered, from any thread.
+    `parts` are added before the start; each gets its turn after the links'. `links` are by resource name,
+    replaced as a whole, and may be read by any thread. `observers` are called for every RPC that was
+    answered, from any thread.
     """
 
     def __init__(
-        self,
-        host: Host,
-        settings: Settings,
-        log: Log,
-        backend: Backend,
-        judge: HealthJudge,
-        parts: Sequence[PartMaker] = (),
+        self, host: Host, settings: Settings, log: Log, backend: Backend, checker: HealthChecker
     ) -> None:
         self.host = host
         self.log = log
         self.backend = backend
-        self.ledger = Ledger(backend, settings, judge, log, steady_clock())
+        self.ledger = Ledger(backend, settings, checker, log, steady_clock())
         self.ledger.changed.append(self.wake)
+        self.parts: list[Part] = []
+        self.links: Mapping[str, Link] = {}
         self.observers: list[Observer] = []
+        self._context = LinkContext(host, settings, backend, self.ledger, log, self.observers, self.wake)
         # called when a resource is about to get a link
         self.before_registering: list[Callable[[], None]] = []
         self.at_end: Callable[[], None] = lambda: None  # called when the end is requested, by any thread
-        self._links: Links | None = None
-        self._rarely = Rarely()
         self._waiter: Waiter | None = None
-        self._followed: tuple[str, ...] = ()
-        self._soon = _CALM_SECONDS
         self._stop = Event()
         self._failure: Exception | None = None
         self._next_health = 0.0
         self._eager_until = 0.0
         self._systemd = Systemd(host, log)
-        self._parts = [make(self) for make in parts]
         work: dict[str, Callable[[], None]] = {
             "backend": lambda: backend.run(self.ledger, self._stop),
             "link": self._run_link,
@@ -98,11 +83,6 @@ class PluginService:
     @property
     def settings(self) -> Settings:
         return self.ledger.settings
-
-    @property
-    def links(self) -> Mapping[str, Link]:
-        """By resource name."""
-        return {} if self._links is None else self._links.by_name
 
     @property
     def snapshots(self) -> Mapping[str, Snapshot]:
@@ -136,15 +116,6 @@ class PluginService:
         """An event: the next turn comes at once. Signal handlers may call it."""
         if self._waiter is not None:
             self._waiter.wake()
-
-    def follow(self, directory: str) -> None:
-        """For parts: request a turn when an entry of this directory is created or removed, or a file in it is
-        written."""
-        self._followed = (*self._followed, directory)
-
-    def again_within(self, seconds: float) -> None:
-        """For a part in its turn: the next turn must come within this time. Call it in each turn."""
-        self._soon = min(self._soon, seconds)
 
     def stop(self) -> None:
         """Request the end of everything; returns at once."""
@@ -184,18 +155,16 @@ class PluginService:
 
     def _run_link(self) -> None:
         assert self._waiter is not None  # `start` has made it
-        context = LinkContext(self.host, self.settings, self, self.log, self._observed, self.wake)
-        links = self._links = Links(context)
+        config = self.settings.config_file
+        places = (*socket_directories(self.settings), *([str(PurePath(config).parent)] if config else []))
         try:
             while not self._stop.is_set():
-                places = (*socket_directories(self.settings), *self._followed)
                 notified = self._waiter.watch([self.host.path(place) for place in places])
-                self._soon = _CALM_SECONDS
-                self._turn(links)  # after `watch`, so that nothing changes between the two unseen
-                self._waiter.wait(min(self._soon, self._patience(notified)))
+                soon = self._turn()  # after `watch`, so that nothing changes between the two unseen
+                self._waiter.wait(min(soon, self._patience(notified)))
         finally:
             self._systemd.tell("STOPPING=1")
-            self._close(links)
+            self._close()
             self._waiter.close()
 
     def _patience(self, notified: bool) -> float:
@@ -208,112 +177,43 @@ class PluginService:
             return min([calm, *(link.due_in(now) for link in self.links.values())])
         return _EAGER_SECONDS if now < self._eager_until else TICK_SECONDS
 
-    def _turn(self, links: Links) -> None:
+    def _turn(self) -> float:
+        """Seconds within which the next turn must come."""
         now = self.host.monotonic()
         if now >= self._next_health:
             self._next_health = now + _HEALTH_SECONDS
             self.ledger.tick()
-        if links.new(self.ledger.feeds):
-            for prepare in self.before_registering:
-                prepare()
-        links.tick(self.ledger.feeds)
-        for part in self._parts:
-            part.tick(now)
+        self._make_links()
+        for link in self.links.values():
+            link.tick()
+        soon = [seconds for part in self.parts if (seconds := part.tick(now)) is not None]
         self._systemd.report(self.status)
+        return min([_CALM_SECONDS, *soon])
 
-    def _close(self, links: Links) -> None:
-        """The sockets first: a part that hangs must not leave sockets that don't respond to the kubelet."""
-        links.close()
-        for part in self._parts:
-            try:
-                part.close()
-            except Exception as error:  # noqa: BLE001 - the others have resources to release, too
-                self._failure = self._failure or error
-
-    # --- policy of the handlers -------------------------------------------------------------------------
-
-    def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
-        return self.backend.answer(self.settings, snapshot, ids)
-
-    def prefer(
-        self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> Sequence[str]:
-        return prefer(self.settings, snapshot, self.ledger.topology, available, must_include, size)
-
-    def _observed(self, call: Call) -> None:
-        for observe in self.observers:
-            try:
-                observe(call)
-            except Exception as error:  # noqa: BLE001 - an observer must not make calls fail
-                if times := self._rarely.times(repr(error)):
-                    self.log.error("counting a call failed", reason=repr(error), times=times)
-
-
-# One link per resource: new ones are created, and all get their turn.
-
-
-class Link(Protocol):
-    """A resource's registration: see registration.py and watcher.py. `status` is one line for people."""
-
-    registrations: int
-    status: str
-
-    @property
-    def socket(self) -> str:
-        """The path of the resource's socket."""
-
-    @property
-    def watched(self) -> bool:
-        """Whether the kubelet follows our list of devices, and allocates from it."""
-
-    def due_in(self, now: float) -> float:
-        """Seconds after which `tick` has something to do even without events."""
-
-    def claim(self) -> None:
-        """Start serving if the kubelet's directory exists. `PreconditionError` without permission."""
-
-    def tick(self) -> None:
-        """Do the next step towards serving, registered and watched."""
-
-    def close(self) -> None:
-        """Stop serving."""
-
-
-class Links:
-    """Methods belong to one thread; `by_name` is replaced as a whole and may be read by any."""
-
-    def __init__(self, context: LinkContext) -> None:
-        self._context = context
-        self.by_name: Mapping[str, Link] = {}
-
-    def __iter__(self) -> Iterator[Link]:
-        return iter(self.by_name.values())
-
-    def new(self, feeds: Mapping[str, Feed]) -> list[str]:
-        """Resources that have devices and no link yet."""
-        return [name for name, feed in feeds.items() if name not in self.by_name and feed.snapshot().devices]
-
-    def tick(self, feeds: Mapping[str, Feed]) -> None:
-        """Make links for resources that have devices for the first time, then give each link its turn.
+    def _make_links(self) -> None:
+        """Make links for resources that have devices for the first time.
 
         `PreconditionError` if the first resources can't be served. Later ones wait instead, and report it:
         they must not end those that are already served.
         """
-        first = not self.by_name
-        new = {name: self._make(name, feeds[name]) for name in self.new(feeds)}
-        if new:
-            self.by_name = {**self.by_name, **new}
+        feeds = self.ledger.feeds
+        names = [name for name, feed in feeds.items() if name not in self.links and feed.snapshot().devices]
+        if not names:
+            return
+        for prepare in self.before_registering:
+            prepare()
+        first = not self.links
+        new = {name: self._make_link(name, feeds[name]) for name in names}
+        self.links = {**self.links, **new}
         for link in new.values():
-            self._claim(link, first)
-        for link in self:
-            link.tick()
+            try:
+                link.claim()
+            except GpunodeError:
+                if first:
+                    raise  # later the link's own turns retry, and report the cause
 
-    def close(self) -> None:
-        for link in self:
-            link.close()
-
-    def _make(self, name: str, feed: Feed) -> Link:
-        if self._context.settings.registration == "watcher":
+    def _make_link(self, name: str, feed: Feed) -> Link:
+        if self.settings.registration == "watcher":
             from gpunode.plugin.kubelet.watcher import WatcherLink
 
             return WatcherLink(self._context, name, feed)
@@ -321,9 +221,12 @@ class Links:
 
         return KubeletLink(self._context, name, feed)
 
-    def _claim(self, link: Link, first: bool) -> None:
-        try:
-            link.claim()
-        except GpunodeError:
-            if first:
-                raise  # later the link's own turns retry, and report the cause
+    def _close(self) -> None:
+        """The sockets first: a part that hangs must not leave sockets that don't respond to the kubelet."""
+        for link in self.links.values():
+            link.close()
+        for part in self.parts:
+            try:
+                part.close()
+            except Exception as error:  # noqa: BLE001 - the others have resources to release, too
+                self._failure = self._failure or error

@@ -1,4 +1,4 @@
-"""A backend that advertises what a test sets, and a judge without memory."""
+"""A backend that advertises what a test sets, and a checker without memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpunode.errors import ConfigError
 from gpunode.gpu.model import Inventory, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Sink, Snapshot, Unit
 from tests.plugin.nodes import inventory
 
@@ -67,7 +67,7 @@ class FakeBackend:
         return Answer({"IDS": ",".join(ids), snapshot.resource.name: "here"})
 
 
-class FakeJudge(HealthJudge):
+class FakeChecker(HealthChecker):
     """An event marks the unit that it names, one with XID 0 clears it; other events are ignored."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from gpunode.host.reading import DeviceNode
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.nvidia.backend import LOOK_SECONDS, NvidiaBackend
-from tests.plugin.fakes import FakeJudge
+from tests.plugin.fakes import FakeChecker
 from tests.plugin.gpus import GPU_RESOURCE, gpu, inventory
 from tests.plugin.nodes import MemoryLog, eventually
 
@@ -35,7 +35,7 @@ class Node:
         host = Elsewhere()
         self.log = MemoryLog()
         self.backend = NvidiaBackend(host, settings, self.log)
-        self.ledger = Ledger(self.backend, settings, FakeJudge(), self.log, lambda: 0.0)
+        self.ledger = Ledger(self.backend, settings, FakeChecker(), self.log, lambda: 0.0)
         self.backend.replan = self.ledger.replan
         self.ledger.seen(inventory(gpu(0), gpu(1)), Topology())
         self.now = 0.0

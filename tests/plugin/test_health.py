@@ -1,4 +1,4 @@
-"""Causes that make units unhealthy, and conditions for recovery: the judge with its own clock."""
+"""Causes that make units unhealthy, and conditions for recovery: the checker with its own clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gpunode.gpu.model import GPU_IS_LOST, Reading
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
-from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.health_marks import Mark
 from gpunode.plugin.model import Unit
 from gpunode.plugin.serve import steady_clock
@@ -29,36 +29,36 @@ def part(gi: int, ci: int = 0, gpu: int = 1) -> Unit:
 
 
 class Node:
-    """A judge of four GPUs whose clock is set by the test."""
+    """A checker of four GPUs whose clock is set by the test."""
 
     def __init__(self, reading: Reading = GOOD, hold: float = 60.0, **settings: frozenset[int]) -> None:
         self.log = MemoryLog()
         self.now = NOW
-        self.judge = HealthJudge(HealthSettings(**settings, hold_seconds=hold), self.log)  # type: ignore[arg-type]
-        self.judge.seen(inventory(4), self.now)
+        self.checker = HealthChecker(HealthSettings(**settings, hold_seconds=hold), self.log)  # type: ignore[arg-type]
+        self.checker.seen(inventory(4), self.now)
         self.reading = reading
-        self.judge.readings([reading], self.now)
+        self.checker.readings([reading], self.now)
 
     def xid(self, number: int, gi: int | None = None, ci: int | None = None, gpu: int = 1) -> Node:
-        self.judge.event(GpuEvent("xid", uuid(gpu), number, gi, ci), self.now)
+        self.checker.event(GpuEvent("xid", uuid(gpu), number, gi, ci), self.now)
         return self
 
     def reads(self, **changes: object) -> Node:
         self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
-        self.judge.readings([self.reading], self.now)
+        self.checker.readings([self.reading], self.now)
         return self
 
     def later(self, seconds: float) -> Node:
         self.now += seconds
-        self.judge.tick(self.now)
+        self.checker.tick(self.now)
         return self
 
     def why(self, unit: Unit | None = None) -> str:
-        problem = self.judge.problem(unit or whole(1))
+        problem = self.checker.problem(unit or whole(1))
         return problem.code if problem else ""
 
     def needed_fix(self) -> str:
-        problem = self.judge.problem(whole(1))
+        problem = self.checker.problem(whole(1))
         return problem.mend if problem else ""
 
 
@@ -68,7 +68,7 @@ class Node:
 def test_xid_marks_only_its_gpu() -> None:
     node = Node().xid(79)
     assert [node.why(whole(index)) for index in range(4)] == ["", "xid-79", "", ""]
-    problem = node.judge.problem(whole(1))
+    problem = node.checker.problem(whole(1))
     assert problem is not None
     assert (problem.reason, problem.since, problem.mend) == (
         "XID 79: the GPU has fallen off the bus",
@@ -102,9 +102,9 @@ def test_gpu_wide_xid_marks_every_instance(number: int) -> None:
 
 def test_only_double_bit_ecc_events_make_a_gpu_unhealthy() -> None:
     node = Node()
-    node.judge.event(GpuEvent("ecc-single", uuid(1)), NOW)
+    node.checker.event(GpuEvent("ecc-single", uuid(1)), NOW)
     assert node.why() == ""
-    node.judge.event(GpuEvent("ecc-double", uuid(1)), NOW)
+    node.checker.event(GpuEvent("ecc-double", uuid(1)), NOW)
     assert node.why() == "ecc"
 
 
@@ -119,8 +119,8 @@ def test_most_serious_problem_is_reported_and_of_equals_the_first() -> None:
 
 def test_event_of_an_unknown_gpu_marks_none() -> None:
     node = Node()
-    node.judge.event(GpuEvent("xid", "", 79), NOW)
-    node.judge.event(GpuEvent("xid", "GPU-other", 79), NOW)
+    node.checker.event(GpuEvent("xid", "", 79), NOW)
+    node.checker.event(GpuEvent("xid", "GPU-other", 79), NOW)
     assert [node.why(whole(index)) for index in range(4)] == [""] * 4
     assert node.log.messages() == ["health event of an unknown GPU"] * 2
 
@@ -128,8 +128,8 @@ def test_event_of_an_unknown_gpu_marks_none() -> None:
 def test_storm_of_events_needs_few_lines_and_bounded_memory() -> None:
     node = Node()
     for number in range(1000):
-        node.judge.event(GpuEvent("ecc-single", uuid(0)), NOW)
-        node.judge.event(GpuEvent("xid", "", 79), NOW)
+        node.checker.event(GpuEvent("ecc-single", uuid(0)), NOW)
+        node.checker.event(GpuEvent("xid", "", 79), NOW)
         node.xid(31).xid(79).xid(5000 + number)
     assert node.log.messages() == [
         "ignored GPU event",
@@ -137,7 +137,7 @@ def test_storm_of_events_needs_few_lines_and_bounded_memory() -> None:
         "ignored GPU event",
         "the GPU has more than 64 problems; the last one counts for the whole GPU",
     ]
-    assert len(node.judge.kept) == 64
+    assert len(node.checker.kept) == 64
 
 
 def test_instance_of_a_gpu_with_too_many_problems_is_unhealthy() -> None:
@@ -157,7 +157,7 @@ def test_only_xid_48_counts_if_all_others_are_disabled() -> None:
     node.xid(79).reads(recovery_action="reset", ecc_volatile=3)
     assert node.why() == ""
     assert node.xid(48).why() == "xid-48"
-    node.judge.readings([replace(node.reading, error="the GPU is lost")], node.now)
+    node.checker.readings([replace(node.reading, error="the GPU is lost")], node.now)
     assert node.why(whole(0)) == ""
 
 
@@ -168,11 +168,11 @@ def test_lost_gpu_counts_with_everything_disabled() -> None:
 
 def test_changed_settings_apply_at_once() -> None:
     node = Node().xid(119).xid(79).reads(remap_pending=True)
-    node.judge.configure(HealthSettings(disabled=frozenset({79})))
+    node.checker.configure(HealthSettings(disabled=frozenset({79})))
     assert node.needed_fix() == "reset"
-    node.judge.configure(HealthSettings(disabled=frozenset({ALL_XIDS})))
+    node.checker.configure(HealthSettings(disabled=frozenset({ALL_XIDS})))
     assert node.why() == ""
-    node.judge.configure(HealthSettings())
+    node.checker.configure(HealthSettings())
     assert node.why() == "row-remap"
 
 
@@ -313,7 +313,7 @@ def test_change_that_is_no_reset_does_not_clear_the_mark(
     node = Node().xid(number)
     for change in changes:
         node.later(10).reads(**change)
-    node.judge.seen(inventory(4), node.now)
+    node.checker.seen(inventory(4), node.now)
     assert node.later(100_000).why() == f"xid-{number}"
 
 
@@ -337,13 +337,13 @@ def test_manual_repair_needs_a_reboot(changes: list[dict[str, object]], after: s
 
 def test_reset_while_the_plugin_was_stopped_is_detected_by_the_recovery_action() -> None:
     node = Node().xid(119).reads(recovery_action="reset")
-    judge = HealthJudge(HealthSettings(), MemoryLog(), node.judge.kept)
-    judge.seen(inventory(4), node.now)
-    judge.readings([GOOD], node.now)
-    judge.tick(node.now + 59)
-    assert judge.problem(whole(1)) is not None
-    judge.tick(node.now + 61)
-    assert judge.problem(whole(1)) is None
+    checker = HealthChecker(HealthSettings(), MemoryLog(), node.checker.kept)
+    checker.seen(inventory(4), node.now)
+    checker.readings([GOOD], node.now)
+    checker.tick(node.now + 59)
+    assert checker.problem(whole(1)) is not None
+    checker.tick(node.now + 61)
+    assert checker.problem(whole(1)) is None
 
 
 def test_gpu_unreadable_for_a_moment_recovers() -> None:
@@ -358,31 +358,33 @@ def test_gpu_unreadable_for_a_moment_recovers() -> None:
 def test_gpu_listed_with_an_error_does_not_recover_by_a_reading() -> None:
     node = Node().reads(error="unknown error (NVML 999)")
     bad = inventory(4)
-    node.judge.seen(replace(bad, gpus=(*bad.gpus[:1], replace(bad.gpus[1], error="odd"), *bad.gpus[2:])), NOW)
+    node.checker.seen(
+        replace(bad, gpus=(*bad.gpus[:1], replace(bad.gpus[1], error="odd"), *bad.gpus[2:])), NOW
+    )
     assert node.reads(error="").later(100).why() == "lost"
 
 
 def test_mark_of_a_disabled_xid_is_cleared_by_reload_and_restart() -> None:
     node = Node().xid(119).xid(79, gpu=2)
     fewer = HealthSettings(disabled=frozenset({119}))
-    node.judge.configure(fewer)
+    node.checker.configure(fewer)
     assert (node.why(), node.why(whole(2))) == ("", "xid-79")
     assert node.log.messages("info") == ["problem cleared"]
     log = MemoryLog()
-    again = HealthJudge(fewer, log, Node().xid(119).judge.kept)
+    again = HealthChecker(fewer, log, Node().xid(119).checker.kept)
     assert again.problem(whole(1)) is None
     assert (again.kept, log.messages()) == ((), ["problem cleared"])
 
 
 def test_gpu_that_disappeared_and_returned_was_reset() -> None:
     node = Node().xid(79)
-    node.judge.seen(inventory(1), node.now)  # the ledger would list the others with an error
+    node.checker.seen(inventory(1), node.now)  # the ledger would list the others with an error
     lost = inventory(4)
     gone = (lost.gpus[0], replace(lost.gpus[1], error="lost", error_code=GPU_IS_LOST), *lost.gpus[2:])
-    node.judge.seen(replace(lost, gpus=gone), node.now)
+    node.checker.seen(replace(lost, gpus=gone), node.now)
     for _ in range(2):
         node.later(5)
-        node.judge.seen(lost, node.now)
+        node.checker.seen(lost, node.now)
     assert node.why() == "xid-79"
     assert node.later(61).why() == ""
 
@@ -408,19 +410,19 @@ def test_repeatedly_failing_gpu_waits_longer_each_time() -> None:
 
 def test_nothing_recovers_while_the_driver_is_broken() -> None:
     node = Node(OLD).xid(94)
-    node.judge.broken("driver not loaded", True, node.now)
+    node.checker.broken("driver not loaded", True, node.now)
     assert node.later(1000).why() == "xid-94"
     assert node.why(whole(0)) == "driver"
 
 
 def test_remembered_mark_applies_from_the_start_and_clears_as_usual() -> None:
     mark = Mark(uuid(1), "xid-119", "XID 119", "reset", NOW - 100, NOW - 100, generation="boot/1/550", ecc=0)
-    judge = HealthJudge(HealthSettings(), MemoryLog(), [mark])
-    judge.seen(inventory(2), NOW)
-    judge.readings([GOOD], NOW)
-    judge.tick(NOW + 1000)
-    assert judge.problem(whole(1)) == mark.problem
-    judge.readings([replace(GOOD, generation="boot/2/550")], NOW + 1000)
-    judge.tick(NOW + 1061)
-    assert judge.problem(whole(1)) is None
-    assert judge.kept == ()
+    checker = HealthChecker(HealthSettings(), MemoryLog(), [mark])
+    checker.seen(inventory(2), NOW)
+    checker.readings([GOOD], NOW)
+    checker.tick(NOW + 1000)
+    assert checker.problem(whole(1)) == mark.problem
+    checker.readings([replace(GOOD, generation="boot/2/550")], NOW + 1000)
+    checker.tick(NOW + 1061)
+    assert checker.problem(whole(1)) is None
+    assert checker.kept == ()

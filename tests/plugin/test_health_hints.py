@@ -11,7 +11,7 @@ from gpunode.gpu.model import Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.model import Problem, how_to_fix
 from gpunode.plugin.nvidia.backend import NvidiaBackend
@@ -51,7 +51,7 @@ def test_hint_is_logged_and_a_normal_start_logs_no_error(tmp_path: Path) -> None
     log = MemoryLog()
     settings = Settings()
     ledger = Ledger(
-        NvidiaBackend(host, settings, log), settings, HealthJudge(settings.health, log), log, lambda: 1e9
+        NvidiaBackend(host, settings, log), settings, HealthChecker(settings.health, log), log, lambda: 1e9
     )
     starting = Starting()
     ledger.vetoes.append(starting)

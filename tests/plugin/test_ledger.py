@@ -18,17 +18,17 @@ from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.model import Plan, Problem, Resource, Snapshot, Unit
-from tests.plugin.fakes import FakeBackend, FakeJudge
+from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.nodes import MemoryLog, eventually, feed, inventory, resource
 
 A, B = "nvidia.com/a", "nvidia.com/b"
 
 
-def made(backend: FakeBackend | None = None) -> tuple[Ledger, FakeBackend, FakeJudge, MemoryLog]:
-    backend, judge, log = backend or FakeBackend({A: 2}), FakeJudge(), MemoryLog()
-    ledger = Ledger(backend, Settings(), judge, log, time.time)
+def made(backend: FakeBackend | None = None) -> tuple[Ledger, FakeBackend, FakeChecker, MemoryLog]:
+    backend, checker, log = backend or FakeBackend({A: 2}), FakeChecker(), MemoryLog()
+    ledger = Ledger(backend, Settings(), checker, log, time.time)
     backend.sink = ledger
-    return ledger, backend, judge, log
+    return ledger, backend, checker, log
 
 
 @pytest.mark.parametrize("resources", [{A: 2}, {}])
@@ -61,7 +61,7 @@ class Simulation:
     """A ledger and what can change its feeds. Each method below `__init__` is one event with its value."""
 
     def __init__(self) -> None:
-        self.ledger, self.backend, self.judge, _ = made(FakeBackend({}))
+        self.ledger, self.backend, self.checker, _ = made(FakeBackend({}))
         self.veto = Condemns()
         self.ledger.vetoes.append(self.veto)
 
@@ -150,7 +150,7 @@ def check_feeds(simulation: Simulation) -> None:
         shown = one.snapshot()
         assert [device.id for device in shown.devices] == [device.id for device in planned.get(name, ())]
         for device in shown.devices:
-            health = simulation.judge.problem(device.unit)
+            health = simulation.checker.problem(device.unit)
             assert device.problem == (health or simulation.veto.problem(shown.resource, device.unit))
         assert shown.healthy == sum(device.healthy for device in shown.devices)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import HealthSettings, Settings
-from gpunode.plugin.health import HealthJudge
+from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.model import Device, Plan, Resource, Unit
 from tests.plugin.nodes import RESOURCE, MemoryLog, gpu, inventory, uuid
@@ -32,8 +32,8 @@ class Node:
     def __init__(self, count: int = 4) -> None:
         self.now = NOW
         self.log = MemoryLog()
-        judge = HealthJudge(HealthSettings(), self.log)
-        self.ledger = Ledger(PlainBackend(), Settings(), judge, self.log, lambda: self.now)  # type: ignore[arg-type]
+        checker = HealthChecker(HealthSettings(), self.log)
+        self.ledger = Ledger(PlainBackend(), Settings(), checker, self.log, lambda: self.now)  # type: ignore[arg-type]
         self.see(inventory(count))
 
     def see(self, seen: Inventory, seconds: float = 0.0) -> Node:

@@ -23,7 +23,7 @@ from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
 from gpunode.plugin.proto import pluginregistration_pb2 as question
 from gpunode.plugin.serve import PluginService
-from tests.plugin.fakes import FakeBackend, FakeJudge
+from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.kubelet_stub import AdmissionError, KubeletStub, Times
 from tests.plugin.nodes import DIRECTORY, MemoryLog, eventually
 
@@ -40,7 +40,7 @@ def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
 class Running:
     def __init__(self, host: Host, backend: FakeBackend, **settings: Any) -> None:
         self.backend, self.log = backend, MemoryLog()
-        self.service = PluginService(host, Settings(**settings), self.log, backend, FakeJudge())
+        self.service = PluginService(host, Settings(**settings), self.log, backend, FakeChecker())
 
 
 @contextmanager

@@ -271,9 +271,9 @@ def test_inaccessible_directory_is_named(short: Path) -> None:
 def test_kubelet_that_never_watches_does_not_fill_the_log(host: Host, kubelet: KubeletStub) -> None:
     kubelet.watch = False
     log = MemoryLog()
-    policy: Any = None  # no client calls it
+    unused: Any = None  # no client sends a request
     settings = Settings(stream_wait_seconds=0.0)
-    context = LinkContext(host, settings, policy, log, lambda _: None, lambda: None)
+    context = LinkContext(host, settings, unused, unused, log, [], lambda: None)
     link = KubeletLink(context, RESOURCE, feed(8))
     link.claim()
     try:

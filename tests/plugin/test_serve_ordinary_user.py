@@ -22,7 +22,8 @@ from tests.plugin.nodes import RESOURCE, MemoryLog, feed
 
 log = MemoryLog()
 settings = Settings(kubelet_socket=sys.argv[1])
-link = KubeletLink(LinkContext(Host(Path("/"), {}), settings, None, log, print, print), RESOURCE, feed(1))
+context = LinkContext(Host(Path("/"), {}), settings, None, None, log, [], print)
+link = KubeletLink(context, RESOURCE, feed(1))
 try:
     link.claim()
 except PreconditionError as error:

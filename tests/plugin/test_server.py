@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,31 +19,32 @@ import pytest
 
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.kubelet.server import (
     MAX_STREAMS,
     Call,
-    DevicePlugin,
-    PluginServer,
+    LinkContext,
+    Serving,
     Streams,
-    first_available,
     listen_privately,
 )
-from gpunode.plugin.ledger import Feed
+from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.model import AllocationError, Answer, DeviceNode, Mount, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
+from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.nodes import MemoryLog, eventually, feed, resource, uuid
 
 SOCKET = "/nvidia-gpu.sock"
 
 
-class Policy:
-    """A minimal policy; `bug` is raised by both methods."""
+class Backend(FakeBackend):
+    """A minimal backend; `bug` is raised for each request."""
 
     bug: Exception | None = None
 
-    def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+    def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         if self.bug is not None:
             raise self.bug
         if not ids:
@@ -62,13 +64,6 @@ class Policy:
             ("nvidia.com/gpu=0",),
         )
 
-    def prefer(
-        self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> Sequence[str]:
-        if self.bug is not None:
-            raise self.bug
-        return first_available(available, must_include, size)
-
 
 class Made:
     """A server with all its parts."""
@@ -76,21 +71,27 @@ class Made:
     def __init__(self, root: Path, made: Feed, path: str = SOCKET) -> None:
         self.feed = made
         self.log = MemoryLog()
-        self.policy = Policy()
+        self.backend = Backend()
         self.calls: list[Call] = []
-        self.streams = Streams(made, lambda: None)
-        plugin = DevicePlugin(made, self.streams, self.policy, self.log, self.calls.append)
-        self.server = PluginServer(Host(root), path, self.streams, plugin)
+        host, settings = Host(root), Settings()
+        ledger = Ledger(self.backend, settings, FakeChecker(), self.log, time.time)
+        context = LinkContext(
+            host, settings, self.backend, ledger, self.log, [self.calls.append], lambda: None
+        )
+        self.server = Serving(context, path, made)
+
+    def start(self) -> None:
+        self.server.claim([])
 
 
 @contextmanager
 def serving(root: Path, made: Feed) -> Iterator[Made]:
     all_of_it = Made(root, made)
-    all_of_it.server.start()
+    all_of_it.start()
     try:
         yield all_of_it
     finally:
-        all_of_it.server.stop()
+        all_of_it.server.close()
 
 
 def call(root: Path, name: str, request: Any) -> Any:
@@ -181,12 +182,12 @@ def test_refused_allocation_names_the_reason(
 
 
 def test_preferred_allocation_is_never_an_error(short: Path) -> None:
-    asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["GPU-x"], allocation_size=9)
+    asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["GPU-x", uuid(1)], allocation_size=9)
     with serving(short, feed(2)):
         answer = call(
             short, "GetPreferredAllocation", pb.PreferredAllocationRequest(container_requests=[asked])
         )
-    assert list(answer.container_responses[0].deviceIDs) == ["GPU-x"]
+    assert list(answer.container_responses[0].deviceIDs) == [uuid(1)]
 
 
 def test_every_open_stream_gets_every_change(short: Path) -> None:
@@ -211,7 +212,7 @@ def test_old_streams_do_not_block_new_ones(short: Path) -> None:
     with serving(short, feed(2)) as made:
         watchers = [Watcher(short) for _ in range(3 * MAX_STREAMS)]
         try:
-            assert eventually(lambda: made.streams.last == 3 * MAX_STREAMS)
+            assert eventually(lambda: made.server.streams.last == 3 * MAX_STREAMS)
             newest = [watcher for watcher in watchers if watcher.next() is not None]
             assert newest
             assert call(short, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available
@@ -228,9 +229,9 @@ def test_disconnected_client_frees_its_stream(short: Path) -> None:
     with serving(short, feed(2)) as made:
         watcher = Watcher(short)
         watcher.next()
-        assert made.streams.since(0)
+        assert made.server.streams.since(0)
         watcher.close()
-        assert eventually(lambda: not made.streams.since(0))
+        assert eventually(lambda: not made.server.streams.since(0))
 
 
 def test_stop_ends_the_streams_and_removes_the_socket(short: Path) -> None:
@@ -274,7 +275,7 @@ def test_socket_without_a_listener_is_replaced(short: Path) -> None:
 def test_second_plugin_is_refused_and_the_first_continues(short: Path) -> None:
     with serving(short, feed(1)):
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
-            Made(short, feed(1)).server.start()
+            Made(short, feed(1)).start()
         assert call(short, "GetDevicePluginOptions", pb.Empty()).get_preferred_allocation_available
 
 
@@ -283,7 +284,7 @@ def test_socket_of_a_process_without_grpc_is_not_replaced(short: Path) -> None:
         other.bind(str(short / SOCKET[1:]))
         other.listen(8)
         with pytest.raises(PreconditionError, match="another device plugin is serving"):
-            Made(short, feed(1)).server.start()
+            Made(short, feed(1)).start()
         assert (short / SOCKET[1:]).is_socket()
 
 
@@ -297,27 +298,28 @@ def test_file_that_is_no_socket_is_not_replaced(short: Path, kind: str) -> None:
     else:
         path.symlink_to("/etc/passwd")
     with pytest.raises(PreconditionError, match="is not a socket"):
-        Made(short, feed(1)).server.start()
+        Made(short, feed(1)).start()
     assert path.is_symlink() or path.exists()
 
 
 def test_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PreconditionError, match="107"):
-        Made(tmp_path, feed(1), "/" + "d" * 100 + "/nvidia-gpu.sock").server.start()
+        Made(tmp_path, feed(1), "/" + "d" * 100 + "/nvidia-gpu.sock").start()
 
 
 def test_socket_that_replaced_ours_is_not_removed(short: Path) -> None:
-    server = Made(short, feed(1)).server
-    server.start()
+    made = Made(short, feed(1))
+    made.start()
+    server = made.server
     (short / SOCKET[1:]).unlink()
     assert server.socket_is() == "gone"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(short / SOCKET[1:]))
         assert server.socket_is() == "foreign"
-        server.stop()
+        server.close()
         assert (short / SOCKET[1:]).is_socket()
         (short / SOCKET[1:]).unlink()
-    server.stop()
+    server.close()
 
 
 def test_stream_opened_after_the_end_holds_no_thread() -> None:
@@ -417,7 +419,7 @@ def test_request_without_containers_gets_an_empty_response(short: Path) -> None:
 
 def test_bug_in_a_response_is_an_internal_error_with_its_cause(short: Path) -> None:
     with serving(short, feed(1)) as made:
-        made.policy.bug = ZeroDivisionError("a bug")
+        made.backend.bug = ZeroDivisionError("a bug")
         with pytest.raises(grpc.RpcError) as caught:
             call(short, "Allocate", allocate_request(uuid(0)))
         assert still_serving(short)
@@ -429,12 +431,17 @@ def test_bug_in_a_response_is_an_internal_error_with_its_cause(short: Path) -> N
     assert made.calls[0].devices == 1
 
 
-def test_bug_in_a_preference_still_returns_devices_and_is_counted(short: Path) -> None:
+def test_bug_in_a_preference_still_returns_devices_and_is_counted(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(server, "prefer", fail)
     asked = pb.ContainerPreferredAllocationRequest(
         available_deviceIDs=["a", "b", "c"], must_include_deviceIDs=["b"], allocation_size=2
     )
     with serving(short, feed(1)) as made:
-        made.policy.bug = ZeroDivisionError("a bug")
         answer = call(
             short, "GetPreferredAllocation", pb.PreferredAllocationRequest(container_requests=[asked])
         )
@@ -464,7 +471,7 @@ def test_fifty_open_streams_leave_capacity_for_calls(short: Path) -> None:
     with serving(short, feed(2)) as made:
         watchers = [Watcher(short) for _ in range(50)]
         try:
-            assert eventually(lambda: made.streams.last == 50)
+            assert eventually(lambda: made.server.streams.last == 50)
             assert still_serving(short)
             made.feed.publish(resource(2, sick={0: "XID 79"}))
             assert eventually(lambda: sum(watcher.thread.is_alive() for watcher in watchers) <= MAX_STREAMS)
@@ -486,16 +493,16 @@ def test_stop_does_not_wait_for_a_hanging_call(short: Path) -> None:
     made = Made(short, feed(1))
     begun, held = Event(), Queue[None]()
 
-    def hang(snapshot: Snapshot, ids: Sequence[str]) -> Answer:
+    def hang(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         begun.set()
         held.get(timeout=60)
         return Answer()
 
-    made.policy.answer = hang  # type: ignore[method-assign]
-    made.server.start()
+    made.backend.answer = hang  # type: ignore[method-assign]
+    made.start()
     with server.channel(short / SOCKET[1:]) as channel:
         waiting = server.method(channel, server.DEVICE_PLUGIN, "Allocate").future(allocate_request(uuid(0)))
-        stopper = Thread(target=made.server.stop)
+        stopper = Thread(target=made.server.close)
         assert begun.wait(30)
         assert not waiting.done()
         stopper.start()

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import PurePath
 from typing import Protocol
 
 from gpunode.errors import GpunodeError
@@ -67,10 +66,6 @@ class Service(Protocol):
     @property
     def ledger(self) -> Configured: ...
 
-    def follow(self, directory: str) -> None: ...
-
-    def again_within(self, seconds: float) -> None: ...
-
 
 class ConfigWatch:
     """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: it rereads the GPUs.
@@ -91,16 +86,14 @@ class ConfigWatch:
         self._hangup = hangup
         self._task = task or BackgroundTask("config")
         self._path = sources.file
-        if self._path:
-            service.follow(str(PurePath(self._path).parent))
         self._considered: bytes | str = taken
         self._pending: bytes | str | None = None
         self._signature: object = None
         self._next = 0.0
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float | None:
         if self._task.busy:  # requests that arrive meanwhile are handled next
-            return
+            return None
         hung_up = self._hangup.take()
         if hung_up:
             self._service.log.info("reading the GPUs and the config file again", signal="SIGHUP")
@@ -108,8 +101,7 @@ class ConfigWatch:
         if self._path and (hung_up or now >= self._next):
             self._look(hung_up)
             self._next = now + (AGAIN_SECONDS if self._pending is not None else 0.0)
-        if self._pending is not None:
-            self._service.again_within(max(0.0, self._next - now))
+        return None if self._pending is None else max(0.0, self._next - now)
 
     def close(self) -> None:
         """Does nothing: no resource was acquired."""

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +27,9 @@ from gpunode.plugin.config.settings import Settings, pod_resources_socket
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.kubelet.server import (
     READ_ONLY,
+    Link,
     LinkContext,
+    PendingCall,
     Serving,
     identity,
     is_socket,
@@ -36,7 +37,6 @@ from gpunode.plugin.kubelet.server import (
     registry_sockets,
 )
 from gpunode.plugin.ledger import Feed
-from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 _REGISTER_SECONDS = 15.0  # the kubelet dials back during the call and allows 10 s for that
@@ -79,8 +79,7 @@ class AllocatableCheck:
         self._directory = settings.directory
         self._socket = pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket)
         self._trusted = False
-        self._call: Any = None
-        self._channel: grpc.Channel | None = None
+        self._call: PendingCall | None = None
         self._before: tuple[int, int] | None = None
         self._written: tuple[int, int] | None = None
         self._next = 0.0
@@ -113,8 +112,8 @@ class AllocatableCheck:
         """Forget the previous checks, and drop the one in progress."""
         self._misses = 0
         if self._call is not None:
-            self._call.cancel()
-        self._close()
+            self._call.close()
+            self._call = None
 
     def look(self, now: float) -> None:
         """Query the kubelet if it is due, and evaluate its answer if there is one."""
@@ -123,34 +122,32 @@ class AllocatableCheck:
             self._version = snapshot.version
             self._advertised.update(snapshot.by_id)
         if self._call is not None:
-            if not self._call.done():
+            if not self._call.future.done():
                 return
-            self._evaluate(now, self._answer())
+            call, self._call = self._call, None
+            call.close()
+            self._evaluate(now, self._answer(call.future))
         written = self._checkpoint()
         if written != self._written:  # the kubelet writes it after each list of any plugin
             self._written = written
             self._next = min(self._next, max(now, self._settled))
         if now >= self._next:
             if is_socket(self._host, self._socket):
-                self._query_pod_resources()
+                self._call = PendingCall(
+                    self._host.path(self._socket),
+                    server.POD_RESOURCES,
+                    "GetAllocatableResources",
+                    podresources_pb2.AllocatableResourcesRequest(),
+                    _POD_RESOURCES_SECONDS,
+                    self._news,
+                )
             else:
                 self._evaluate(now, None)
 
-    def _query_pod_resources(self) -> None:
-        self._channel = server.channel(self._host.path(self._socket))
-        ask = server.method(self._channel, server.POD_RESOURCES, "GetAllocatableResources")
-        self._call = ask.future(
-            podresources_pb2.AllocatableResourcesRequest(), timeout=_POD_RESOURCES_SECONDS
-        )
-        self._call.add_done_callback(lambda _: self._news())
-
-    def _answer(self) -> frozenset[str] | None:
-        call = self._call
-        answer = call.result() if call.code() == grpc.StatusCode.OK else None
-        self._close()
-        if answer is None:
+    def _answer(self, future: Any) -> frozenset[str] | None:
+        if future.code() != grpc.StatusCode.OK:
             return None
-        devices = (device for device in answer.devices if device.resource_name == self._resource)
+        devices = (device for device in future.result().devices if device.resource_name == self._resource)
         return frozenset(device for group in devices for device in group.device_ids)
 
     def _evaluate(self, now: float, listed: frozenset[str] | None) -> None:
@@ -185,48 +182,27 @@ class AllocatableCheck:
             return None
         return None if status is None else (status.st_ino, status.st_mtime_ns)
 
-    def _close(self) -> None:
-        self._call = None
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
 
-
-class KubeletLink:
-    """Owns one resource's server and registration. All methods belong to one thread; `status` may be read by
-    any."""
+class KubeletLink(Link):
+    """See `Link`."""
 
     def __init__(self, context: LinkContext, resource: str, feed: Feed) -> None:
-        self._host = context.host
-        self._settings = context.settings
-        self._resource = resource
-        self._serving = Serving(context, context.settings.socket(resource), feed)
+        super().__init__(context, resource, Serving(context, context.settings.socket(resource), feed))
         self._allocatable = AllocatableCheck(context.host, context.settings, resource, feed, context.news)
-        self._log = context.log
-        self._news = context.news
-        self._say = OnChange(context.log)
         self._generation = 0
         self._kubelet: tuple[int, int, int] | None = None
-        self._call: Any = None
-        self._channel: grpc.Channel | None = None
+        self._call: PendingCall | None = None
         self._mark = 0  # streams up to this number don't belong to the present registration
         self._registered_at: float | None = None
         self._streaming_since: float | None = None
         self._failures = 0
         self._next_try = 0.0
-        self.registrations = 0
-        self.status = "starting"
 
     def claim(self) -> None:
-        """Start serving if the kubelet's directory exists. `PreconditionError` if serving is impossible."""
         self._make_directory()
         self._serving.claim(registry_sockets(self._host, self._settings, self._resource))
 
     def tick(self) -> None:
-        """Do the next step towards serving, registered and watched.
-
-        `PreconditionError` as in `Serving.keep`.
-        """
         now = self._host.monotonic()
         try:
             self._make_directory()
@@ -248,7 +224,7 @@ class KubeletLink:
         if kubelet is None:
             self._wait(f"waiting for the kubelet: {self._settings.kubelet_socket} is not there")
         elif self._call is not None:
-            self._finish(now)
+            self._finish(now, self._call)
         elif self._registered_at is not None:
             self._check_stream(now, self._registered_at)
         elif now >= self._next_try:
@@ -259,17 +235,12 @@ class KubeletLink:
         """Whether the kubelet has an open stream since the last registration, and lists our devices."""
         return self._streaming_since is not None
 
-    @property
-    def socket(self) -> str:
-        return self._serving.socket
-
     def due_in(self, now: float) -> float:
-        """Seconds after which `tick` has something to do even without events."""
-        return math.inf if self._streaming_since is None else self._allocatable.due_in(now)
+        return super().due_in(now) if self._streaming_since is None else self._allocatable.due_in(now)
 
     def close(self) -> None:
         self._drop_call()
-        self._serving.close()
+        super().close()
 
     def _make_directory(self) -> None:
         """Wait for the kubelet to create its directory; without a kubelet create it."""
@@ -281,21 +252,21 @@ class KubeletLink:
     def _register(self) -> None:
         self._mark = self._serving.streams.registering()
         self._allocatable.registering()
-        self._channel = server.channel(self._host.path(self._settings.kubelet_socket))
         request = pb.RegisterRequest(
             version=server.VERSION,
             endpoint=self._settings.endpoint(self._resource),
             resource_name=self._resource,
             options=plugin_options(),
         )
-        register = server.method(self._channel, server.REGISTRATION, "Register")
-        self._call = register.future(request, timeout=_REGISTER_SECONDS)
-        self._call.add_done_callback(lambda _: self._news())
+        kubelet = self._host.path(self._settings.kubelet_socket)
+        self._call = PendingCall(
+            kubelet, server.REGISTRATION, "Register", request, _REGISTER_SECONDS, self._news
+        )
 
-    def _finish(self, now: float) -> None:
-        if not self._call.done():
+    def _finish(self, now: float, call: PendingCall) -> None:
+        if not call.future.done():
             return
-        code, details = self._call.code(), self._call.details()
+        code, details = call.future.code(), call.future.details()
         self._drop_call()
         if code == grpc.StatusCode.OK:
             self._registered_at = now
@@ -381,16 +352,9 @@ class KubeletLink:
 
     def _drop_call(self) -> None:
         if self._call is not None:
-            self._call.cancel()
+            self._call.close()
             self._call = None
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
 
     def _report(self, message: str) -> None:
         if self._failures <= _QUIET_AFTER:
             self._log.info(message, resource=self._resource)
-
-    def _wait(self, reason: str) -> None:
-        self.status = reason
-        self._say.warning(reason)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -19,9 +21,10 @@ from gpunode.daemons.proto import podresources_pb2
 from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
 from gpunode.plugin.config.settings import SOCKET_BYTES, Settings
-from gpunode.plugin.ledger import Feed
-from gpunode.plugin.logfmt import Log, Rarely
-from gpunode.plugin.model import AllocationError, Answer, Snapshot
+from gpunode.plugin.ledger import Feed, Ledger
+from gpunode.plugin.logfmt import Log, OnChange, Rarely
+from gpunode.plugin.model import AllocationError, Answer, Backend, Snapshot
+from gpunode.plugin.placement import prefer
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 # The open ListAndWatch streams of one server.
@@ -179,6 +182,28 @@ def method(opened: grpc.Channel, service: str, name: str) -> Any:
     )
 
 
+class PendingCall:
+    """One call on a channel of its own; `news` is called when `future` is done."""
+
+    def __init__(
+        self,
+        path: Path,
+        service: str,
+        name: str,
+        request: Message,
+        timeout: float,
+        news: Callable[[], None],
+    ) -> None:
+        self._channel = channel(path)
+        self.future = method(self._channel, service, name).future(request, timeout=timeout)
+        self.future.add_done_callback(lambda _: news())
+
+    def close(self) -> None:
+        """Cancel it unless it is done."""
+        self.future.cancel()
+        self._channel.close()
+
+
 def handlers(service: str, functions: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
     """A service's methods as a server takes them; `functions` are by method name.
 
@@ -230,22 +255,12 @@ def abort(context: grpc.ServicerContext, refused: Refused) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-# The five RPCs of a device plugin: thin, with all policy in `Policy`; every bug becomes an RPC error.
+# The five RPCs of a device plugin: thin, as the backend answers and placement.py chooses. Every bug becomes
+# an RPC error.
 
 _STATUS = {"not-found": "NOT_FOUND", "invalid": "INVALID_ARGUMENT", "unhealthy": "FAILED_PRECONDITION"}
 _REASON = 500  # characters of a reason in the log
 _LISTED = 16  # devices of an allocation in the log
-
-
-class Policy(Protocol):
-    """Policy for the handlers: which devices to prefer, and what a container gets. `AllocationError` has the
-    reason for a refusal."""
-
-    def answer(self, snapshot: Snapshot, ids: Sequence[str]) -> Answer: ...
-
-    def prefer(
-        self, snapshot: Snapshot, available: Sequence[str], must_include: Sequence[str], size: int
-    ) -> Sequence[str]: ...
 
 
 class Call(NamedTuple):
@@ -298,16 +313,29 @@ def container_response(answer: Answer) -> pb.ContainerAllocateResponse:
     )
 
 
+@dataclass(frozen=True)
+class LinkContext:
+    """Shared by all links of a plugin. `settings` are those of the plugin's start, for options that need a
+    restart. `observers` are called for every RPC, `news` requests the next turn at once."""
+
+    host: Host
+    settings: Settings
+    backend: Backend
+    ledger: Ledger
+    log: Log
+    observers: Sequence[Observer]
+    news: Callable[[], None]
+
+
 class DevicePlugin:
     """The RPC handlers of one resource."""
 
-    def __init__(self, feed: Feed, streams: Streams, policy: Policy, log: Log, observe: Observer) -> None:
+    def __init__(self, context: LinkContext, feed: Feed, streams: Streams) -> None:
+        self._context = context
         self._feed = feed
         self._streams = streams
-        self._policy = policy
-        self._log = log
+        self._log = context.log
         self._rarely = Rarely(60.0)
-        self._observe = observe
 
     @property
     def functions(self) -> dict[str, Handler]:
@@ -342,12 +370,19 @@ class DevicePlugin:
     ) -> pb.PreferredAllocationResponse:
         """Never an error, because the kubelet would refuse the pod for it."""
         started, failed = time.perf_counter(), False
-        snapshot = self._feed.snapshot()
+        snapshot, ledger = self._feed.snapshot(), self._context.ledger
         response = pb.PreferredAllocationResponse()
         for container_request in request.container_requests:
             available, must = container_request.available_deviceIDs, container_request.must_include_deviceIDs
             try:
-                ids = self._policy.prefer(snapshot, available, must, container_request.allocation_size)
+                ids = prefer(
+                    ledger.settings,
+                    snapshot,
+                    ledger.topology,
+                    available,
+                    must,
+                    container_request.allocation_size,
+                )
                 answer = pb.ContainerPreferredAllocationResponse(deviceIDs=ids)
             except Exception as error:  # noqa: BLE001 - any devices are better than a refused pod
                 failed = True
@@ -359,11 +394,11 @@ class DevicePlugin:
         return response
 
     def allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
-        snapshot = self._feed.snapshot()
+        snapshot, settings = self._feed.snapshot(), self._context.ledger.settings
         response = pb.AllocateResponse()
         try:
             for container_request in request.container_requests:
-                answer = self._policy.answer(snapshot, container_request.devices_ids)
+                answer = self._context.backend.answer(settings, snapshot, container_request.devices_ids)
                 response.container_responses.append(container_response(answer))
                 devices = _shortened(container_request.devices_ids)
                 self._log.info("allocated", resource=snapshot.resource.name, devices=devices)
@@ -413,7 +448,13 @@ class DevicePlugin:
     def _report(
         self, method: str, code: str, started: float, devices: int = 0, fallback: bool = False
     ) -> None:
-        self._observe(Call(self._resource, method, code, time.perf_counter() - started, devices, fallback))
+        call = Call(self._resource, method, code, time.perf_counter() - started, devices, fallback)
+        for observe in self._context.observers:
+            try:
+                observe(call)
+            except Exception as error:  # noqa: BLE001 - an observer must not make calls fail
+                if times := self._rarely.times(repr(error)):
+                    self._log.error("counting a call failed", reason=repr(error), times=times)
 
 
 def first_available(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
@@ -434,71 +475,6 @@ def _requested_devices(request: Any) -> int:
     if isinstance(request, pb.PreferredAllocationRequest):
         return sum(container_request.allocation_size for container_request in request.container_requests)
     return 0
-
-
-_WORKERS = 2 * MAX_STREAMS  # there are always more workers than streams; they are started when needed
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-    ("grpc.max_send_message_length", 4 * MAX_REQUEST_BYTES),
-    ("grpc.so_reuseport", 0),
-)
-
-
-class PluginServer:
-    """One gRPC server on one socket file. `streams` lists the open ListAndWatch calls.
-
-    `extra` are further services on the same socket.
-    """
-
-    def __init__(
-        self,
-        host: Host,
-        socket: str,
-        streams: Streams,
-        plugin: DevicePlugin,
-        extra: Sequence[grpc.GenericRpcHandler] = (),
-    ) -> None:
-        self._host = host
-        self._socket = socket
-        self._identity: tuple[int, int] | None = None
-        self.streams = streams
-        self._server = grpc.server(
-            ThreadPoolExecutor(_WORKERS, thread_name_prefix="rpc"),
-            handlers=[handlers(DEVICE_PLUGIN, plugin.functions), *extra],
-            options=_OPTIONS,
-        )
-
-    def start(self) -> None:
-        """Serve. `PreconditionError` if the path is too long, belongs to another program or is already
-        served."""
-        path = self._host.path(self._socket, follow=False)
-        address = target(path)
-        clear_stale(self._host, self._socket)
-        listen_privately(self._host, self._socket, lambda: self._server.add_insecure_port(address))
-        self._server.start()
-        self._identity = self._socket_identity()
-
-    def socket_is(self) -> str:
-        """ours, gone or foreign. While we listen our inode is kept, so that its number can't be reused."""
-        seen = self._socket_identity()
-        if seen is None:
-            return "gone"
-        return "ours" if seen == self._identity else "foreign"
-
-    def stop(self) -> None:
-        """End every stream and remove the socket, within a second.
-
-        gRPC unlinks by path when it closes. If another process has replaced the socket meanwhile, the
-        listener stays open until the process ends.
-        """
-        self.streams.close_all()
-        if self._identity is not None and self.socket_is() == "foreign":
-            return
-        self._server.stop(0.0).wait(1.0)  # with a grace period, because without one it would wait forever
-
-    def _socket_identity(self) -> tuple[int, int] | None:
-        status = self._host.stat(self._socket)
-        return None if status is None else (status.st_dev, status.st_ino)
 
 
 def listen_privately(host: Host, socket: str, bind: Callable[[], object]) -> None:
@@ -601,26 +577,20 @@ READ_ONLY = "directory-not-writable"
 _BIND_DELAY = 1.0
 _LONGEST_BIND_DELAY = 2.0
 _PROBE_SECONDS = 2.0  # between two attempts to connect to another plugin's socket at our path
-
-
-@dataclass(frozen=True)
-class LinkContext:
-    """Shared by all links of a plugin. `observe` is called for every RPC, `news` requests the next turn at
-    once."""
-
-    host: Host
-    settings: Settings
-    policy: Policy
-    log: Log
-    observe: Observer
-    news: Callable[[], None]
+_WORKERS = 2 * MAX_STREAMS  # there are always more workers than streams; they are started when needed
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", 4 * MAX_REQUEST_BYTES),
+    ("grpc.so_reuseport", 0),
+)
 
 
 class Serving:
-    """One resource's server for as long as the plugin lives. All methods belong to one thread.
+    """One resource's gRPC server on its socket file, for as long as the plugin lives. Methods belong to one
+    thread.
 
-    `generation` grows with each new server. `streams` are the present one's. `extra` are further services on
-    the same socket.
+    `generation` grows with each new server. `streams` lists the open ListAndWatch calls of the present one.
+    `extra` are further services on the same socket.
     """
 
     def __init__(
@@ -637,7 +607,8 @@ class Serving:
         self._directory = socket.rpartition("/")[0]
         self._feed = feed
         self._extra = extra
-        self._server: PluginServer | None = None
+        self._server: grpc.Server | None = None
+        self._identity: tuple[int, int] | None = None
         self.streams = Streams(feed, context.news)
         self._next_bind = 0.0
         self._bind_delay = _BIND_DELAY
@@ -672,7 +643,7 @@ class Serving:
         one.
         """
         if self._server is not None:
-            state = self._server.socket_is()
+            state = self.socket_is()
             if state == "ours":
                 return ""
             if state == "foreign":
@@ -712,10 +683,28 @@ class Serving:
         self._serve()
 
     def close(self) -> None:
-        """Stop serving; removing our socket notifies the kubelet."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+        """End every stream and remove the socket, within a second, which notifies the kubelet.
+
+        gRPC unlinks by path when it closes. If another process has replaced the socket meanwhile, the
+        listener stays open until the process ends.
+        """
+        if self._server is None:
+            return
+        self.streams.close_all()
+        if self.socket_is() != "foreign":
+            self._server.stop(0.0).wait(1.0)  # with a grace period, because without one it would wait forever
+            self._server = None
+
+    def socket_is(self) -> str:
+        """ours, gone or foreign. While we listen our inode is kept, so that its number can't be reused."""
+        seen = self._socket_identity()
+        if seen is None:
+            return "gone"
+        return "ours" if seen == self._identity else "foreign"
+
+    def _socket_identity(self) -> tuple[int, int] | None:
+        status = self._host.stat(self.socket)
+        return None if status is None else (status.st_dev, status.st_ino)
 
     def _serve(self) -> None:
         if not self._host.writable(self._directory):
@@ -724,14 +713,68 @@ class Serving:
                 hint="run as root, for example with sudo",
                 code=READ_ONLY,
             )
+        address = target(self._host.path(self.socket, follow=False))
+        clear_stale(self._host, self.socket)
         self.streams = Streams(self._feed, self._context.news, self.streams.last)
-        plugin = DevicePlugin(
-            self._feed, self.streams, self._context.policy, self._log, self._context.observe
+        plugin = DevicePlugin(self._context, self._feed, self.streams)
+        server = grpc.server(
+            ThreadPoolExecutor(_WORKERS, thread_name_prefix="rpc"),
+            handlers=[handlers(DEVICE_PLUGIN, plugin.functions), *self._extra],
+            options=_OPTIONS,
         )
-        server = PluginServer(self._host, self.socket, self.streams, plugin, self._extra)
+        listen_privately(self._host, self.socket, lambda: server.add_insecure_port(address))
         server.start()
-        self._server = server
+        self._server, self._identity = server, self._socket_identity()
         self.generation += 1
         self._next_bind = 0.0
         self._bind_delay = _BIND_DELAY
         self._log.info("serving", resource=self._feed.snapshot().resource.name, socket=self.socket)
+
+
+class Link(ABC):
+    """One resource's server and its registration with the kubelet: see registration.py and watcher.py.
+
+    All methods belong to one thread; `status`, one line for people, and `watched` may be read by any.
+    """
+
+    def __init__(self, context: LinkContext, resource: str, serving: Serving) -> None:
+        self._host = context.host
+        self._settings = context.settings
+        self._log = context.log
+        self._news = context.news
+        self._say = OnChange(context.log)
+        self._resource = resource
+        self._serving = serving
+        self.registrations = 0
+        self.status = "starting"
+
+    @property
+    def socket(self) -> str:
+        """The path of the resource's socket."""
+        return self._serving.socket
+
+    @property
+    @abstractmethod
+    def watched(self) -> bool:
+        """Whether the kubelet follows our list of devices, and allocates from it."""
+
+    @abstractmethod
+    def claim(self) -> None:
+        """Start serving if the kubelet's directory exists. `PreconditionError` if serving is impossible."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Do the next step towards serving, registered and watched. `PreconditionError` as in
+        `Serving.keep`."""
+
+    def due_in(self, now: float) -> float:
+        """Seconds after which `tick` has something to do even without events."""
+        return math.inf
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._serving.close()
+
+    def _wait(self, reason: str) -> None:
+        self.status = reason
+        self._say.warning(reason)

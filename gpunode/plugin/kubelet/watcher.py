@@ -11,7 +11,6 @@ while we were down, so each of our sockets has a path of its own.
 
 from __future__ import annotations
 
-import math
 from itertools import chain
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpunode.errors import GpunodeError
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.kubelet.server import (
     READ_ONLY,
+    Link,
     LinkContext,
     Serving,
     identity,
@@ -26,7 +26,6 @@ from gpunode.plugin.kubelet.server import (
     registry_sockets,
 )
 from gpunode.plugin.ledger import Feed
-from gpunode.plugin.logfmt import OnChange
 from gpunode.plugin.proto import pluginregistration_pb2 as pb
 
 PLUGIN_REGISTRATION = "pluginregistration.Registration"
@@ -41,21 +40,16 @@ server.METHODS[PLUGIN_REGISTRATION] = {
 }
 
 
-class WatcherLink:
-    """Owns one resource's server. Methods belong to one thread; the two RPCs run in gRPC's threads."""
+class WatcherLink(Link):
+    """See `Link`; the two RPCs run in gRPC's threads. `due_in` is never: the kubelet itself refuses a second
+    plugin of one name here."""
 
     def __init__(self, context: LinkContext, resource: str, feed: Feed) -> None:
-        self._host = context.host
-        self._settings = context.settings
-        self._resource = resource
-        self._log = context.log
-        self._news = context.news
-        self._say = OnChange(context.log)
         extra = server.handlers(
             PLUGIN_REGISTRATION, {"GetInfo": self._info, "NotifyRegistrationStatus": self._notified}
         )
         socket = registry_socket(context.host, context.settings, resource)
-        self._serving = Serving(context, socket, feed, [extra])
+        super().__init__(context, resource, Serving(context, socket, feed, [extra]))
         self._asked = 0  # streams up to this number are older than the kubelet's last GetInfo
         self._mark = 0  # streams up to this number are older than its last registration
         self._answer: pb.RegistrationStatus | None = None
@@ -65,16 +59,12 @@ class WatcherLink:
         self._usual = 2 * context.settings.stream_wait_seconds
         self._renewals = 0
         self._watched = False
-        self.registrations = 0
-        self.status = "starting"
 
     def claim(self) -> None:
-        """Start serving if plugins_registry exists. `PreconditionError` if serving is impossible."""
         earlier = registry_sockets(self._host, self._settings, self._resource)
         self._serving.claim(chain([self._settings.socket(self._resource)], earlier))
 
     def tick(self) -> None:
-        """Make sure that the socket exists, and return what the kubelet reports about it."""
         now = self._host.monotonic()
         try:
             problem = self._serving.keep(now)
@@ -90,17 +80,6 @@ class WatcherLink:
     @property
     def watched(self) -> bool:
         return self._watched
-
-    @property
-    def socket(self) -> str:
-        return self._serving.socket
-
-    def due_in(self, now: float) -> float:
-        """Does nothing: the kubelet itself refuses a second plugin of one name here."""
-        return math.inf
-
-    def close(self) -> None:
-        self._serving.close()
 
     # --- the kubelet's RPCs -----------------------------------------------------------------------------
 
@@ -171,7 +150,3 @@ class WatcherLink:
             )
             self._renewals = min(self._renewals + 1, 10)
             self._serving.move(registry_socket(self._host, self._settings, self._resource))
-
-    def _wait(self, reason: str) -> None:
-        self.status = reason
-        self._say.warning(reason)

@@ -31,11 +31,10 @@ _LONGEST_SECONDS = 300.0
 class Labeller:
     """A part; see `gpunode.plugin.model.Part`. At its end nothing is removed."""
 
-    def __init__(self, host: Host, log: Log, source: Source, soon: Callable[[float], None]) -> None:
+    def __init__(self, host: Host, log: Log, source: Source) -> None:
         self._host = host
         self._log = log
         self._source = source
-        self._soon = soon
         self._say = OnChange(log)
         self._task = BackgroundTask("labels")
         self._sinks: tuple[LabelSettings, tuple[Sink, ...]] | None = None
@@ -48,17 +47,16 @@ class Labeller:
         self.passes = 0
         """How often labels were made."""
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float | None:
         if self._task.busy:
-            self._soon(_LEAST_SECONDS)
-            return
+            return _LEAST_SECONDS
         work = self._source()
         if work is None or (work == self._done and now < self._due(work[0])):
-            return
+            return None
         self._done = work
         self._next = now
         self._task.start(partial(self._pass, *work))
-        self._soon(_LEAST_SECONDS)
+        return _LEAST_SECONDS
 
     def close(self) -> None:
         """Labels outlive us: those of a restarted plugin must not move any pod."""

@@ -43,20 +43,11 @@ _CLOSE_SECONDS = 1.0
 class Supervisor:
     """A `Part` and a `Veto`. `changed` is called when a device's health may have changed.
 
-    With `--mps` it keeps the daemons itself, otherwise it watches another service's. `soon` is called with
-    the seconds within which the next turn must come.
+    With `--mps` it keeps the daemons itself, otherwise it watches another service's.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        log: Log,
-        source: Source,
-        changed: Callable[[], None],
-        soon: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, host: Host, log: Log, source: Source, changed: Callable[[], None]) -> None:
         self._host = host
-        self._soon = soon
         self._log = log
         self._say = OnChange(log)
         self._source = source
@@ -93,13 +84,15 @@ class Supervisor:
 
     # --- Part -------------------------------------------------------------------------------------------
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float | None:
         work = self._source()
         if work is None:
-            return
-        settings, plan = work
-        if self._keepers or settings.mps:
-            self._soon(_TURN_SECONDS)  # a keeper's thread has no other way to report an event
+            return None
+        self._turn(*work, now)
+        # a keeper's thread has no other way to report an event
+        return _TURN_SECONDS if self._keepers or work[0].mps else None
+
+    def _turn(self, settings: Settings, plan: Plan, now: float) -> None:
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
             first, self._seen, self._due = self._seen is None, (settings, plan), True
             if not first:

@@ -217,18 +217,17 @@ class StatusFile:
         self._next = self._host.monotonic() + _LEAST_SECONDS
         self._write(describe(self._service)).join(_FIRST_SECONDS)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> float | None:
         seen = self._fingerprint()
         if now < self._next or (self._writer is not None and self._writer.is_alive()):
-            if seen != self._shown:
-                # no other event need follow, and the next turn without one is seconds away
-                self._service.again_within(max(self._next - now, _BUSY_SECONDS))
-            return
+            # no other event need follow, and the next turn without one is seconds away
+            return max(self._next - now, _BUSY_SECONDS) if seen != self._shown else None
         if seen != self._shown or (self._trouble and now >= self._again):
             self._shown = seen
             self._next = now + _LEAST_SECONDS
             self._again = now + _AGAIN_SECONDS
             self._write(describe(self._service))
+        return None
 
     def close(self) -> None:
         """Write that the plugin ended in order; the last state of the GPUs stays."""

@@ -40,12 +40,6 @@ class Service:
     def hurry(self) -> None:
         self.looked += 1
 
-    def follow(self, directory: str) -> None:
-        self.followed = directory
-
-    def again_within(self, seconds: float) -> None:
-        assert seconds >= 0.0
-
     def configure(self, settings: Settings) -> None:
         if self.refusal:
             raise ConfigError(self.refusal)

@@ -17,7 +17,7 @@ import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine
 from gpunode.gpu.model import Inventory
-from gpunode.plugin.compose import make_mps
+from gpunode.plugin.compose import add_mps
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.model import Plan
@@ -26,7 +26,7 @@ from gpunode.plugin.mps.daemon import Identity, left_behind, remains, start
 from gpunode.plugin.mps.layout import DaemonSpec
 from gpunode.plugin.mps.supervisor import Keeper
 from gpunode.plugin.serve import PluginService
-from tests.plugin.fakes import FakeBackend, FakeJudge
+from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import MemoryLog, eventually
 
@@ -194,9 +194,10 @@ def test_daemon_of_a_killed_plugin_outlives_the_time_until_the_first_plan(node: 
             return super().plan(settings, seen)
 
     backend = Ticking({})
-    ledger = Ledger(backend, settings, FakeJudge(), log, time.time)
-    service = SimpleNamespace(host=node.host, log=log, ledger=ledger, again_within=lambda _: None)
-    mps = make_mps(cast(PluginService, service))
+    ledger = Ledger(backend, settings, FakeChecker(), log, time.time)
+    service = SimpleNamespace(host=node.host, log=log, ledger=ledger, parts=[])
+    add_mps(cast(PluginService, service))
+    (mps,) = service.parts
     backend.sink = ledger
     backend.look()
     assert not Path(f"{node.root}/.lock").exists()  # it is taken before anything is ended

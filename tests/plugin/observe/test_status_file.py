@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,11 +14,11 @@ from gpunode.facts.processes import start_ticks
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.kubelet.server import LinkContext
+from gpunode.plugin.kubelet.server import Link
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.observe.status_file import StatusFile, read_own_status
-from gpunode.plugin.serve import Link, Links, PluginService
-from tests.plugin.fakes import FakeBackend, FakeJudge
+from gpunode.plugin.serve import PluginService
+from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.nodes import MemoryLog, content, eventually, recorded_host
 
 
@@ -58,20 +59,15 @@ def test_failed_write_is_retried_without_changes(tmp_path: Path) -> None:
     assert len(log.messages("warning")) == 1
 
 
-def test_change_within_a_second_of_a_write_is_written_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_change_within_a_second_of_a_write_is_written_later(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     service = make_service(recorded_host(tmp_path), Settings(state_dir="/state"), MemoryLog())
-    status, asked = StatusFile(service), list[float]()
-    monkeypatch.setattr(service, "again_within", asked.append)
-    status.tick(100.0)
+    status = StatusFile(service)
+    assert status.tick(100.0) is None
     assert eventually((tmp_path / "state/status.json").exists)
-    status.tick(100.2)
-    assert asked == []
+    assert status.tick(100.2) is None
     service.ledger.config_trouble = "a bad edit"
-    status.tick(100.4)
-    assert asked == [pytest.approx(0.6)]
+    assert status.tick(100.4) == pytest.approx(0.6)
 
     def is_written() -> bool:
         status.tick(101.1)  # again, as the earlier task may not have ended yet
@@ -80,30 +76,28 @@ def test_change_within_a_second_of_a_write_is_written_later(
     assert eventually(is_written)
 
 
-def test_resources_are_in_the_file_before_they_are_registered(tmp_path: Path) -> None:
+def test_resources_are_in_the_file_before_they_are_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise `plugin status` would show them as another plugin's until the next write."""
     host, backend = recorded_host(tmp_path), FakeBackend()
-    service = PluginService(
-        host, Settings(state_dir="/state"), MemoryLog(), backend, FakeJudge(), [StatusFile]
-    )
+    service = PluginService(host, Settings(state_dir="/state"), MemoryLog(), backend, FakeChecker())
+    service.parts.append(StatusFile(service))
     backend.sink = service.ledger
     named: list[list[str]] = []
 
-    class Watched(Links):
-        def _make(self, name: str, feed: Feed) -> Link:
-            own = read_own_status(host, "/state")
-            named.append([resource.name for resource in own.resources] if own else [])
-            return NoLink()
+    def make_link(name: str, feed: Feed) -> Link:
+        own = read_own_status(host, "/state")
+        named.append([resource.name for resource in own.resources] if own else [])
+        return cast(Link, NoLink())
 
-    links = Watched(
-        LinkContext(host, service.settings, service, service.log, service._observed, service.wake)
-    )
-    service._turn(links)
+    monkeypatch.setattr(service, "_make_link", make_link)
+    service._turn()
     assert eventually((tmp_path / "state/status.json").exists)
     backend.show(gpu=2)
-    service._turn(links)
+    service._turn()
     backend.show(gpu=2, more=1)
-    service._turn(links)
+    service._turn()
     assert named == [["nvidia.com/gpu"], ["nvidia.com/gpu", "nvidia.com/more"]]
 
 
