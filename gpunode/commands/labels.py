@@ -200,7 +200,7 @@ def watch(host: Host, origins: Sources, resolved: Resolved, stop: Event | None =
         signals.wake = signals.look = waiter.wake
         signals.let_go = node.let_go
         node.on_change = waiter.wake
-        config = ConfigWatch(node, origins, hangup, resolved.content)
+        config = ConfigWatch(node, log, node.hurry, origins, hangup, resolved.content)
         labeller = Labeller(host, log, node.source)
         systemd = Systemd(host, log)
         node.start()
@@ -224,7 +224,7 @@ def watch(host: Host, origins: Sources, resolved: Resolved, stop: Event | None =
 class _Node:
     """The present GPUs, as the backend of `plugin serve` reports them, and the settings.
 
-    A `Sink` for the backend; for the config file it acts as service, ledger and backend.
+    A `Sink` for the backend, and the owner of the settings for the config file's watcher.
     """
 
     def __init__(self, host: Host, log: Log, settings: Settings) -> None:
@@ -235,7 +235,6 @@ class _Node:
         self._gone = False  # there is no backend to wait for
         self._backend: Backend | None = None
         self._thread: Thread | None = None
-        self.log = log
         self.settings = settings
         self.config_trouble = ""
         self.on_change: Callable[[], None] = lambda: None
@@ -256,14 +255,6 @@ class _Node:
         if self._backend is not None and self._thread is not None:
             self._backend.hurry()
             self._thread.join(_END_SECONDS)
-
-    @property
-    def ledger(self) -> _Node:
-        return self
-
-    @property
-    def backend(self) -> _Node:
-        return self
 
     def hurry(self) -> None:
         if self._backend is not None:

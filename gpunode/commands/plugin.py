@@ -171,7 +171,8 @@ def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> 
             log.warning(warning.text, **warning.fields)
 
         service = make_service(host, resolved.settings, log)
-        service.parts.append(ConfigWatch(service, source, hangup, resolved.content))
+        hurry = service.backend.hurry
+        service.parts.append(ConfigWatch(service.ledger, log, hurry, source, hangup, resolved.content))
         _serve(service, signals, stop)
     if signals:  # a client that signals a whole process group may send the signal twice
         log.info("stopped", signal=signals[0])
@@ -519,7 +520,7 @@ def translate(host: Host, source: str, file: str) -> Result:
     content = _read(host, file)
     try:
         translation, text = gke.settled(gke.translate(gke.documents(content)))
-    except gke.WrongInput as error:
+    except ConfigError as error:
         raise ConfigError(f"{file_name}: {error.message}", hint=error.hint or _FORM) from error
     data = gke.PluginConfigTranslation(source, file, translation.config, text, translation.left)
     if translation.problems:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from threading import Event
 from types import MappingProxyType
@@ -305,19 +306,7 @@ class Backend(Protocol):
 
 def glob_matches(pattern: str, text: str) -> bool:
     """Whether `pattern` matches all of `text`: only ``*`` is special, case counts."""
-    first, *rest = pattern.split("*")
-    if not rest:
-        return text == pattern
-    *middle, last = rest
-    at, end = len(first), len(text) - len(last)
-    if at > end or not text.startswith(first) or not text.endswith(last):
-        return False
-    for part in middle:
-        at = text.find(part, at, end)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
+    return fnmatchcase(text, re.sub(r"[?[]", r"[\g<0>]", pattern))
 
 
 def ruled_name(rules: Iterable[NameRule], kind: str, text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read_all
 from gpunode.plugin.config.resolve import Sources
@@ -50,23 +51,15 @@ class PluginConfigTranslation:
     left: tuple[Left, ...]
 
 
-class WrongInput(Exception):
-    """The other file is invalid; the message says why, `hint` how to fix it."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message, self.hint = message, hint
-
-
 def documents(data: bytes) -> tuple[Item, ...]:
-    """The file's documents. `WrongInput` for text that isn't YAML or JSON."""
+    """The file's documents. `ConfigError` for text that isn't YAML or JSON."""
     notes: Notes = []
     try:
         read = read_all(data, notes)
     except DocumentError as error:
-        raise WrongInput(f"line {error.line}: {error.message}" if error.line else error.message) from error
+        raise ConfigError(f"line {error.line}: {error.message}" if error.line else error.message) from error
     if not read:
-        raise WrongInput("the file is empty")
+        raise ConfigError("the file is empty")
     return read
 
 
@@ -101,7 +94,7 @@ _PASSED_OVER = "GKE's plugin passes over the whole file then"
 
 
 def translate(parts: Sequence[Item]) -> Translation:
-    """`WrongInput` for a configuration that GKE's plugin would refuse too."""
+    """`ConfigError` for a configuration that GKE's plugin would refuse too."""
     tree, from_map = _parts(parts)
     left = [
         *_unknown(tree, _KEYS, ""),
@@ -137,16 +130,16 @@ def _parts(parts: Sequence[Item]) -> tuple[Item, list[int]]:
     maps = [part for part in parts if get(part, "kind").text == "ConfigMap"]
     files = [part for part in parts if part not in maps]
     if len(files) > 1 or any(file.kind != "map" for file in files):
-        raise WrongInput(
+        raise ConfigError(
             "this is not a gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize"
         )
     texts = [get(part, "data", "HealthCriticalXid") for part in maps]
     if any(text.kind == "null" for text in texts):
         hint = "GKE's is xid-config in kube-system, with HealthCriticalXid"
-        raise WrongInput("this ConfigMap isn't of GKE's device plugin", hint=hint)
+        raise ConfigError("this ConfigMap isn't of GKE's device plugin", hint=hint)
     words = [word.strip() for item in texts for word in item.text.split(",")]
     if wrong := [word for word in words if not word.isdecimal() or not int(word)]:
-        raise WrongInput(
+        raise ConfigError(
             f"HealthCriticalXid: {wrong[0]!r} is not an XID", hint="GKE's plugin takes none of them then"
         )
     return files[0] if files else EMPTY, [int(word) for word in words]
@@ -171,7 +164,7 @@ def _unknown(tree: Item, known: tuple[str, ...], above: str) -> list[Left]:
 
 def _partition(size: str) -> Left:
     if _PROFILE.fullmatch(size) is None:
-        raise WrongInput(f"GPUPartitionSize: {size!r} is not a MIG profile such as 1g.5gb")
+        raise ConfigError(f"GPUPartitionSize: {size!r} is not a MIG profile such as 1g.5gb")
     return Left(
         "GPUPartitionSize",
         f"the plugin serves GPUs of {size}, but doesn't divide them",
@@ -191,13 +184,13 @@ def _sharing(tree: Item, left: list[Left]) -> tuple[str, int]:
         return "time-sharing", older
     if strategy not in ("", "time-sharing", "mps"):
         known = f"known: time-sharing, mps; {_PASSED_OVER}"
-        raise WrongInput(f"GPUSharingConfig.GPUSharingStrategy: {strategy!r} is not a strategy", hint=known)
+        raise ConfigError(f"GPUSharingConfig.GPUSharingStrategy: {strategy!r} is not a strategy", hint=known)
     if strategy and clients <= 0:
-        raise WrongInput(
+        raise ConfigError(
             f"GPUSharingConfig: {strategy} without a MaxSharedClientsPerGPU above 0", hint=_PASSED_OVER
         )
     if clients > 0 and not strategy:
-        raise WrongInput(
+        raise ConfigError(
             "GPUSharingConfig: MaxSharedClientsPerGPU without a GPUSharingStrategy", hint=_PASSED_OVER
         )
     return strategy, clients
@@ -224,21 +217,21 @@ def _xids(tree: Item) -> list[int]:
     item = _get(tree, "HealthCriticalXid")
     numbers = [int(entry.text) for entry in item.items if _is_number(entry)]
     if item.kind not in ("list", "null") or len(numbers) != len(item.items) or min(numbers, default=1) < 1:
-        raise WrongInput(f"HealthCriticalXid: {item.what} is not a list of XIDs", hint=_PASSED_OVER)
+        raise ConfigError(f"HealthCriticalXid: {item.what} is not a list of XIDs", hint=_PASSED_OVER)
     return numbers
 
 
 def _text(tree: Item, key: str, above: str = "") -> str:
     item = _get(tree, key)
     if item.kind not in ("scalar", "null"):
-        raise WrongInput(f"{above}{key}: expected a string; found {item.what}", hint=_PASSED_OVER)
+        raise ConfigError(f"{above}{key}: expected a string; found {item.what}", hint=_PASSED_OVER)
     return item.text
 
 
 def _count(tree: Item, key: str, above: str) -> int:
     item = _get(tree, key)
     if item.kind != "null" and not _is_number(item):
-        raise WrongInput(f"{above}{key}: expected a number; found {item.what}", hint=_PASSED_OVER)
+        raise ConfigError(f"{above}{key}: expected a number; found {item.what}", hint=_PASSED_OVER)
     return int(item.text or 0)
 
 

@@ -9,7 +9,7 @@ CDI specifications may have to be written first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Protocol
@@ -39,49 +39,34 @@ class Hangup:
 
 
 class Configured(Protocol):
-    """The owner of the settings: the plugin's ledger, or that of the labels."""
+    """The owner of the settings: the plugin's ledger, or `gpunode labels --watch`."""
 
-    @property
-    def settings(self) -> Settings: ...
-
+    settings: Settings
     config_trouble: str
 
     def configure(self, settings: Settings) -> None: ...
 
 
-class Hurried(Protocol):
-    def hurry(self) -> None:
-        """Read the GPUs now."""
-
-
-class Service(Protocol):
-    """The service with the config file: `PluginService`, or `gpunode labels --watch`."""
-
-    @property
-    def log(self) -> Log: ...
-
-    @property
-    def backend(self) -> Hurried: ...
-
-    @property
-    def ledger(self) -> Configured: ...
-
-
 class ConfigWatch:
     """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: it rereads the GPUs.
 
-    `ledger.config_trouble` says why the present file isn't the active one; empty if it is.
+    `owner.config_trouble` says why the present file isn't the active one; empty if it is. `hurry` reads the
+    GPUs now.
     """
 
     def __init__(
         self,
-        service: Service,
+        owner: Configured,
+        log: Log,
+        hurry: Callable[[], None],
         sources: Sources,
         hangup: Hangup,
         taken: bytes,
         task: BackgroundTask | None = None,
     ) -> None:
-        self._service = service
+        self._owner = owner
+        self._log = log
+        self._hurry = hurry
         self._sources = sources
         self._hangup = hangup
         self._task = task or BackgroundTask("config")
@@ -96,8 +81,8 @@ class ConfigWatch:
             return None
         hung_up = self._hangup.take()
         if hung_up:
-            self._service.log.info("reading the GPUs and the config file again", signal="SIGHUP")
-            self._service.backend.hurry()
+            self._log.info("reading the GPUs and the config file again", signal="SIGHUP")
+            self._hurry()
         if self._path and (hung_up or now >= self._next):
             self._look(hung_up)
             self._next = now + (AGAIN_SECONDS if self._pending is not None else 0.0)
@@ -148,30 +133,30 @@ class ConfigWatch:
         if resolved.problems:
             self._refuse(resolved.problems)
             return
-        before = self._service.ledger.settings
+        before = self._owner.settings
         settings, waiting = _without_restart(resolved.settings, before)
         try:
-            self._service.ledger.configure(settings)
+            self._owner.configure(settings)
         except GpunodeError as error:
             self._refuse([resolved.refused(error)])
             return
-        self._service.ledger.config_trouble = ""
+        self._owner.config_trouble = ""
         for warning in resolved.warnings:
-            self._service.log.warning(warning.text, **warning.fields)
+            self._log.warning(warning.text, **warning.fields)
         changed = ", ".join(_changed(before, settings)) or "nothing"
-        self._service.log.info("config file loaded", file=self._path, changed=changed)
+        self._log.info("config file loaded", file=self._path, changed=changed)
         if waiting:
-            self._service.log.warning("these changes need a restart", options=", ".join(waiting))
+            self._log.warning("these changes need a restart", options=", ".join(waiting))
 
     def _refuse(self, problems: Sequence[ConfigProblem]) -> None:
-        self._service.ledger.config_trouble = "; ".join(problem.text for problem in problems)
-        self._service.log.error(
+        self._owner.config_trouble = "; ".join(problem.text for problem in problems)
+        self._log.error(
             "the config file was rejected; the last valid one stays active",
             file=self._path,
             problems=len(problems),
         )
         for problem in problems:
-            self._service.log.error(problem.text, **problem.fields)
+            self._log.error(problem.text, **problem.fields)
 
 
 def _without_restart(desired: Settings, before: Settings) -> tuple[Settings, list[str]]:

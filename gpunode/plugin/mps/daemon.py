@@ -9,7 +9,6 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
-from typing import Protocol
 
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.daemons import exe_of
@@ -233,21 +232,6 @@ _QUIT_SECONDS = 3.0
 _TERM_SECONDS = 1.5
 
 
-class Running(Protocol):
-    """A daemon's process."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def ended(self) -> int | None:
-        """Its exit status, None while it runs; 0 where it is unknown."""
-
-    def signal(self, name: str) -> None: ...
-
-    def end_children(self) -> None:
-        """End the servers that a daemon leaves behind when it is killed."""
-
-
 @dataclass(frozen=True)
 class Identity:
     """Identity of a daemon's process. `started` is field 22 of /proc/PID/stat, ticks since boot; `gpus` are
@@ -289,6 +273,10 @@ class Adopted:
 
     def end_children(self) -> None:
         """Does nothing: its process group may belong to another process by now."""
+
+
+Running = Daemon | Adopted
+"""A daemon's process."""
 
 
 def start(host: Host, program: str, spec: DaemonSpec) -> Daemon:

@@ -5,6 +5,7 @@ Without a resource that is shared with MPS no code of it runs or is loaded.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -54,11 +55,11 @@ class Supervisor:
         self._changed = changed
         self._seen: tuple[Settings, Plan] | None = None
         self._due = False
-        self._wanted: tuple[DaemonSpec, ...] = ()
-        self._keepers: dict[str, Keeper | Onlooker] = {}
-        self._ending: list[Keeper | Onlooker] = []
-        self._by_gpu: Mapping[tuple[str, str], Keeper | Onlooker] = {}
-        self._told: Sequence[object] = ()
+        self._desired: tuple[DaemonSpec, ...] = ()
+        self._keepers: dict[str, DaemonThread] = {}
+        self._ending: list[DaemonThread] = []
+        self._by_gpu: Mapping[tuple[str, str], DaemonThread] = {}
+        self._reported: Sequence[object] = ()
         self._lock = ExitStack()
         self._locked = ""
         self._next_lock = 0.0
@@ -78,7 +79,7 @@ class Supervisor:
     @property
     def ready(self) -> bool:
         """Whether all required daemons are up; true if none is required."""
-        return len(self._keepers) == len(self._wanted) and all(
+        return len(self._keepers) == len(self._desired) and all(
             keeper.problem is None for keeper in self._keepers.values()
         )
 
@@ -99,7 +100,7 @@ class Supervisor:
                 return  # while both are being replaced they may not match: the next turn sees both
         if self._due:
             self._due = False
-            self._wanted = daemon_specs(settings, plan.resources)
+            self._desired = daemon_specs(settings, plan.resources)
         if settings.mps and not self._may(settings, now):
             return
         self._reconcile(settings)
@@ -126,7 +127,7 @@ class Supervisor:
         """Whether this process has exclusive use of the MPS root: two that manage the same daemons would
         conflict."""
         root = root_of(settings)
-        if not self._wanted and not self._keepers and not self._host.exists(root):
+        if not self._desired and not self._keepers and not self._host.exists(root):
             return False  # nothing to do and nothing left by earlier processes
         if self._locked:
             return True
@@ -152,7 +153,7 @@ class Supervisor:
         """Start keepers for required daemons, end the others. Values are compared, so it is cheap."""
         self._ending = [keeper for keeper in self._ending if keeper.alive]
         changed = False
-        desired = {spec.directory: spec for spec in self._wanted}
+        desired = {spec.directory: spec for spec in self._desired}
         for directory, keeper in list(self._keepers.items()):
             spec = desired.get(directory)
             if spec is not None and (spec.resource, spec.gpus) == (keeper.spec.resource, keeper.spec.gpus):
@@ -169,18 +170,18 @@ class Supervisor:
         if changed:
             self._by_gpu = {(k.spec.resource, gpu): k for k in self._keepers.values() for gpu in k.spec.gpus}
 
-    def _keeper(self, settings: Settings, spec: DaemonSpec) -> Keeper | Onlooker:
-        if not settings.mps:
-            onlooker = Onlooker(self._host, settings, spec)
-            onlooker.start()
-            return onlooker
-        keeper = Keeper(self._host, settings, spec, self._log)
-        keeper.start(after=list(self._ending))
+    def _keeper(self, settings: Settings, spec: DaemonSpec) -> DaemonThread:
+        keeper = (
+            Keeper(self._host, settings, spec, self._log, list(self._ending))
+            if settings.mps
+            else Onlooker(self._host, settings, spec)
+        )
+        keeper.start()
         return keeper
 
     def _sweep(self, settings: Settings, root: str) -> None:
         """End what a killed plugin has left and is no longer required: daemons, compute modes."""
-        desired = {spec.directory for spec in self._wanted}
+        desired = {spec.directory for spec in self._desired}
         for spec in remains(self._host, root):
             if spec.directory not in desired:
                 keeper = Keeper(self._host, settings, spec, self._log)
@@ -190,9 +191,9 @@ class Supervisor:
 
     def _report(self, settings: Settings) -> None:
         problems = [(k.problem, k.gpu_problems) for k in self._keepers.values()]
-        if problems == self._told:
+        if problems == self._reported:
             return
-        self._told = problems
+        self._reported = problems
         self._changed()
         if self._locked and settings.mps:
             path = f"{self._locked}/.ready"
@@ -219,17 +220,59 @@ _BEFORE_SECONDS = 30.0  # how long another keeper may take to release its GPUs
 _ROOT = "0"  # the user to try a server for
 
 
-class Keeper:
-    """`problem` is for every GPU of the daemon, `gpu_problems` for single ones, by UUID."""
+class DaemonThread(ABC):
+    """A thread that knows whether one control daemon serves.
 
-    def __init__(self, host: Host, settings: Settings, spec: DaemonSpec, log: Log) -> None:
-        self.spec = self._wanted = spec
-        self.problem: Problem | None = replace(NOT_YET, since=host.now())
+    `problem` is for every GPU of the daemon, `gpu_problems` for single ones, by UUID.
+    """
+
+    def __init__(self, host: Host, settings: Settings, spec: DaemonSpec, problem: Problem) -> None:
+        self.spec = spec
+        self.problem: Problem | None = problem
         self.gpu_problems: Mapping[str, Problem] = {}
         self._host = host
         self._settings = settings
-        self._log = log
         self._stop = Event()
+        self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @abstractmethod
+    def adjust(self, spec: DaemonSpec) -> None:
+        """Set other limits for the same GPUs."""
+
+    def stop(self, *, hurry: bool = False) -> None:
+        """Request its end; returns at once. With `hurry` within ten seconds."""
+        self._stop.set()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @abstractmethod
+    def _run(self) -> None: ...
+
+
+class Keeper(DaemonThread):
+    """Starts after the threads in `after`, which may hold the same GPUs, have ended."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: Settings,
+        spec: DaemonSpec,
+        log: Log,
+        after: Sequence[DaemonThread] = (),
+    ) -> None:
+        super().__init__(host, settings, spec, replace(NOT_YET, since=host.now()))
+        # at exit the interpreter waits for it, so that no GPU stays in MPS's compute mode
+        self._thread.daemon = False
+        self._desired = spec
+        self._log = log
         self._hurry = False
         self._modes = ComputeModes(host, spec.directory, self._stop)
         self._tail = ControlLog(host, spec, log)
@@ -239,32 +282,16 @@ class Keeper:
         self._next_start = self._next_ask = self._next_server = self._up_since = 0.0
         self._silent = False
         self._server_failures = 0
-        self._after: Sequence[Keeper | Onlooker] = ()
-        # not a daemon thread: at exit the interpreter waits for it, so that no GPU stays in MPS's compute
-        # mode
-        self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=False)
-
-    def start(self, after: Sequence[Keeper | Onlooker] = ()) -> None:
-        """Start after the keepers in `after`, which may hold the same GPUs, have ended."""
         self._after = after
-        self._thread.start()
 
     def adjust(self, spec: DaemonSpec) -> None:
         """Set other limits for the same GPUs: they apply to the next MPS server, which starts with the next
         client."""
-        self._wanted = spec
+        self._desired = spec
 
     def stop(self, *, hurry: bool = False) -> None:
-        """Request it to end its daemon and itself; returns at once. With `hurry` within ten seconds."""
         self._hurry = self._hurry or hurry
-        self._stop.set()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
+        super().stop()
 
     # --- the thread -------------------------------------------------------------------------------------
 
@@ -351,7 +378,7 @@ class Keeper:
 
     def _set_limits(self) -> None:
         """One share for each client, or no limit. By index: the daemon ignores limits for a UUID."""
-        spec = self.spec = self._wanted
+        spec = self.spec = self._desired
         commands = [
             f"set_default_device_pinned_mem_limit {number} {mib}M"
             for number, mib in enumerate(spec.memory)
@@ -374,7 +401,7 @@ class Keeper:
         now = self._host.monotonic()
         if now >= self._next_ask:
             self._check_daemon(now)
-        if self._wanted is not self.spec:
+        if self._desired is not self.spec:
             self._set_limits()
         if self._tail.servers.failing:
             self._server_fails(now)
@@ -492,39 +519,17 @@ _SOON_SECONDS = 1.0  # while it isn't up
 _MOUNTED = "/mps"  # where NVIDIA's deployment mounts the node's MPS root in the plugin's container
 
 
-class Onlooker:
+class Onlooker(DaemonThread):
     """Like a `Keeper`, without managing the daemon."""
 
     def __init__(self, host: Host, settings: Settings, spec: DaemonSpec) -> None:
-        self.spec = spec
-        self.gpu_problems: Mapping[str, Problem] = {}
-        self._host = host
-        self._settings = settings
-        self._absent = Problem(
-            "mps",
-            f"no MPS control daemon answers at {spec.pipe}; plugin serve --mps runs one",
-            host.now(),
-        )
-        self.problem: Problem | None = self._absent
-        self._stop = Event()
-        self._thread = Thread(target=self._run, name=f"mps {spec.resource}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        reason = f"no MPS control daemon answers at {spec.pipe}; plugin serve --mps runs one"
+        self._absent = Problem("mps", reason, host.now())
+        super().__init__(host, settings, spec, self._absent)
 
     def adjust(self, spec: DaemonSpec) -> None:
         """Does nothing: limits are set by the service that runs the daemon."""
         self.spec = spec
-
-    def stop(self, *, hurry: bool = False) -> None:
-        self._stop.set()
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -213,8 +213,8 @@ class _SpecSource:
 class CdiSpecs:
     """Writes them, and rewrites them when what they are made of changes. Thread-safe.
 
-    It is a `Part`, which checks every half minute, and more often while something is missing; it writes in a
-    background thread, because it runs the hook program, which may hang. It is a `Veto`: a unit that no
+    The backend's turns check every half minute, and more often while something is missing; a background
+    thread writes, because it runs the hook program, which may hang. It is a `Veto`: a unit that no
     specification describes can't be allocated.
     """
 
@@ -259,9 +259,6 @@ class CdiSpecs:
     def _look(self) -> None:
         with self._lock:
             self._refresh()
-
-    def close(self) -> None:
-        """Does nothing: the files stay."""
 
     # --- writing ----------------------------------------------------------------------------------------
 
@@ -331,8 +328,8 @@ class CdiSpecs:
     # --- reporting --------------------------------------------------------------------------------------
 
     def _failed(self, plan: Plan, error: GpunodeError) -> None:
-        self._written = None
         """Every unit is unhealthy for one reason, which the log has in one line."""
+        self._written = None
         units = {unit.id: unit.index for resource in plan.resources for unit in resource.units}
         failure = (error.message, error.hint, *units)
         if failure != self._told:

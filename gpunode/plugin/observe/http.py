@@ -52,26 +52,9 @@ Route = Callable[[str], Page]
 """Makes the page, given the request's Accept header."""
 
 
-class WebServer:
+class WebServer(ThreadingHTTPServer):
     """Serves `routes` by path on a listening socket, from its own threads, until `close`."""
 
-    def __init__(self, listening: socket.socket, routes: Mapping[str, Route], log: Log) -> None:
-        self._server = _Server(listening, routes, log)
-        self._thread = Thread(
-            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="http", daemon=True
-        )
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening, within half a second. Open connections end by their deadlines."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route], log: Log) -> None:
@@ -83,6 +66,16 @@ class _Server(ThreadingHTTPServer):
         self._lock = Lock()
         self._opened: dict[Any, float] = {}  # connections by age, with the time of accept(2)
         self._busy_threads = 0
+        self._thread = Thread(target=self.serve_forever, args=(_POLL_SECONDS,), name="http", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, within half a second. Open connections end by their deadlines."""
+        if self._thread.is_alive():
+            self.shutdown()
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -179,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
-        page = self._page(cast(_Server, self.server))
+        page = self._page(cast(WebServer, self.server))
         self.send_response(page.code)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
@@ -189,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
         if body:
             self.wfile.write(page.body)
 
-    def _page(self, server: _Server) -> Page:
+    def _page(self, server: WebServer) -> Page:
         path = self.path.partition("?")[0]
         route = server.routes.get(path)
         if route is None:

@@ -6,8 +6,9 @@ A collector over the service's own state and a registry of its own: nothing is r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -191,6 +192,14 @@ FAMILIES = {
 }
 
 
+class Sample(NamedTuple):
+    """A value of the family `name`; labels in the family's order."""
+
+    name: str
+    labels: tuple[str, ...]
+    value: float
+
+
 # Counters since the start: calls of the kubelet and the GPUs' events.
 #
 # Plain numbers under one lock, because they are counted while a pod waits; the metrics are made of them when
@@ -200,76 +209,87 @@ BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 """Upper ends of the latency histogram's buckets, seconds; one more bucket has what took longer."""
 _MOST_EVENTS = 512  # kinds that are distinguished; a faulty driver may report any number
 STREAM = "ListAndWatch"
-
-
-@dataclass(frozen=True)
-class Latency:
-    """A histogram: how many calls fell into each bucket (not cumulated), and the sum of their seconds."""
-
-    buckets: tuple[int, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Counts:
-    """`calls` by resource, method and gRPC code; allocated `devices` and `fallbacks` by resource.
-
-    `events` are by the GPU's UUID and the XID, or the event's kind where it isn't an XID.
-    """
-
-    calls: Mapping[tuple[str, str, str], int]
-    latencies: Mapping[str, Latency]
-    devices: Mapping[str, int]
-    fallbacks: Mapping[str, int]
-    events: Mapping[tuple[str, str], int]
+_OUTCOMES = {
+    "OK": "ok",
+    "NOT_FOUND": "not-found",
+    "INVALID_ARGUMENT": "invalid",
+    "FAILED_PRECONDITION": "unhealthy",
+}
 
 
 class Counters:
-    """Any thread may count; `counts` is a copy."""
+    """Any thread may count and read.
+
+    `calls` are by resource, method and gRPC code; allocated `devices` and `fallbacks` by resource; `events`
+    by the GPU's UUID and the XID, or the event's kind where it isn't an XID. The histogram has by method how
+    many calls fell into each of its `buckets` (not cumulated), and the sum of their `seconds`.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._calls: dict[tuple[str, str, str], int] = {}
-        self._buckets: dict[str, list[int]] = {}
-        self._seconds: dict[str, float] = {}
-        self._devices: dict[str, int] = {}
-        self._fallbacks: dict[str, int] = {}
-        self._events: dict[tuple[str, str], int] = {}
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.buckets: dict[str, list[int]] = {}
+        self.seconds: dict[str, float] = {}
+        self.devices: Counter[str] = Counter()
+        self.fallbacks: Counter[str] = Counter()
+        self.events: Counter[tuple[str, str]] = Counter()
 
     def call(self, call: Call) -> None:
         """An RPC was answered. The duration of a stream isn't a latency."""
-        key = (call.resource, call.method, call.code)
         with self._lock:
-            self._calls[key] = self._calls.get(key, 0) + 1
+            self.calls[call.resource, call.method, call.code] += 1
             if call.method != STREAM:
-                buckets = self._buckets.setdefault(call.method, [0] * (len(BOUNDS) + 1))
+                buckets = self.buckets.setdefault(call.method, [0] * (len(BOUNDS) + 1))
                 buckets[bisect_left(BOUNDS, call.seconds)] += 1
-                self._seconds[call.method] = self._seconds.get(call.method, 0.0) + call.seconds
+                self.seconds[call.method] = self.seconds.get(call.method, 0.0) + call.seconds
             if call.method == "Allocate" and call.code == "OK":
-                self._devices[call.resource] = self._devices.get(call.resource, 0) + call.devices
+                self.devices[call.resource] += call.devices
             if call.fallback:
-                self._fallbacks[call.resource] = self._fallbacks.get(call.resource, 0) + 1
+                self.fallbacks[call.resource] += 1
 
     def event(self, event: GpuEvent) -> None:
         """A GPU reported something."""
         key = (event.uuid, str(event.xid) if event.xid is not None else event.kind)
         with self._lock:
-            if key not in self._events and len(self._events) >= _MOST_EVENTS:
+            if key not in self.events and len(self.events) >= _MOST_EVENTS:
                 key = ("", "other")
-            self._events[key] = self._events.get(key, 0) + 1
+            self.events[key] += 1
 
-    def counts(self) -> Counts:
+    def samples(self, resources: Collection[str] = ()) -> list[Sample]:
+        """Calls and events; the histogram is not among them.
+
+        Counters of `resources` exist from the start, as 0: Prometheus' increase() doesn't see the step to the
+        first value of a counter that didn't exist before.
+        """
         with self._lock:
-            return Counts(
-                dict(self._calls),
-                {
-                    method: Latency(tuple(buckets), self._seconds[method])
-                    for method, buckets in self._buckets.items()
-                },
-                dict(self._devices),
-                dict(self._fallbacks),
-                dict(self._events),
-            )
+            return list(self._samples(resources))
+
+    def _samples(self, resources: Collection[str]) -> Iterator[Sample]:
+        outcomes = {(name, outcome): 0 for name in resources for outcome in (*_OUTCOMES.values(), "error")}
+        for (resource, method, code), number in self.calls.items():
+            yield Sample("gpunode_plugin_rpcs_total", (resource, method, code), number)
+            if method == "Allocate":
+                key = (resource, _OUTCOMES.get(code, "error"))
+                outcomes[key] = outcomes.get(key, 0) + number
+        for key, number in outcomes.items():
+            yield Sample("gpunode_plugin_allocations_total", key, number)
+        for resource, number in {**dict.fromkeys(resources, 0), **self.devices}.items():
+            yield Sample("gpunode_plugin_allocated_devices_total", (resource,), number)
+        for resource, number in {**dict.fromkeys(resources, 0), **self.fallbacks}.items():
+            yield Sample("gpunode_plugin_preference_fallbacks_total", (resource,), number)
+        for key, number in self.events.items():
+            yield Sample("gpunode_plugin_events_total", key, number)
+
+    def histogram(self) -> Metric:
+        """Latencies by method."""
+        family = FAMILIES["gpunode_plugin_rpc_duration_seconds"]
+        histogram = HistogramMetricFamily(family.name, family.text, labels=family.labels)
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        with self._lock:
+            for method, buckets in sorted(self.buckets.items()):
+                cumulated = list(zip(bounds, accumulate(buckets), strict=True))
+                histogram.add_metric([method], cumulated, self.seconds[method])
+        return histogram
 
 
 # The present values of the metrics in `FAMILIES`, gathered from the service, in no exposition format yet.
@@ -277,21 +297,7 @@ class Counters:
 # Values that can't be attributed are left out: a shared GPU's use can't be assigned to one container, and
 # NVML doesn't report the utilization of a MIG device.
 
-_OUTCOMES = {
-    "OK": "ok",
-    "NOT_FOUND": "not-found",
-    "INVALID_ARGUMENT": "invalid",
-    "FAILED_PRECONDITION": "unhealthy",
-}
 _MOST_HOLDINGS = 4096  # a node runs a few hundred pods; more is a mistake or an attack
-
-
-class Sample(NamedTuple):
-    """A value of the family `name`; labels in the family's order."""
-
-    name: str
-    labels: tuple[str, ...]
-    value: float
 
 
 def of_service(service: PluginService, started: float, configured: float) -> Iterator[Sample]:
@@ -324,28 +330,6 @@ def _driver_gone(service: PluginService) -> bool:
     """Whether every GPU is unhealthy because its backend doesn't answer."""
     devices = [device for snapshot in service.snapshots.values() for device in snapshot.devices]
     return bool(devices) and all(device.problem and device.problem.code == "driver" for device in devices)
-
-
-def of_counts(counts: Counts, resources: Collection[str] = ()) -> Iterator[Sample]:
-    """Calls and events; the histogram is not among them.
-
-    Counters of `resources` exist from the start, as 0: Prometheus' increase() doesn't see the step to the
-    first value of a counter that didn't exist before.
-    """
-    outcomes = {(name, outcome): 0 for name in resources for outcome in (*_OUTCOMES.values(), "error")}
-    for (resource, method, code), number in counts.calls.items():
-        yield Sample("gpunode_plugin_rpcs_total", (resource, method, code), number)
-        if method == "Allocate":
-            key = (resource, _OUTCOMES.get(code, "error"))
-            outcomes[key] = outcomes.get(key, 0) + number
-    for key, number in outcomes.items():
-        yield Sample("gpunode_plugin_allocations_total", key, number)
-    for resource, number in {**dict.fromkeys(resources, 0), **counts.devices}.items():
-        yield Sample("gpunode_plugin_allocated_devices_total", (resource,), number)
-    for resource, number in {**dict.fromkeys(resources, 0), **counts.fallbacks}.items():
-        yield Sample("gpunode_plugin_preference_fallbacks_total", (resource,), number)
-    for key, number in counts.events.items():
-        yield Sample("gpunode_plugin_events_total", key, number)
 
 
 def of_gpus(service: PluginService) -> Iterator[Sample]:
@@ -455,21 +439,16 @@ class Metrics(Collector):
         return content_type, encode(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        counts = self._counters.counts()
         holdings = self._pods.holdings()
         samples = [
             *of_service(self._service, self._started, self.configured),
-            *of_counts(counts, tuple(self._service.snapshots)),
+            *self._counters.samples(self._service.snapshots),
             *of_gpus(self._service),
             Sample("gpunode_plugin_pod_resources_up", (), holdings is not None),
             *of_containers(self._service, holdings or ()),
         ]
         yield from _families(samples)
-        family = FAMILIES["gpunode_plugin_rpc_duration_seconds"]
-        histogram = HistogramMetricFamily(family.name, family.text, labels=family.labels)
-        for method, latency in sorted(counts.latencies.items()):
-            histogram.add_metric([method], list(_cumulated(latency.buckets)), latency.seconds)
-        yield histogram
+        yield self._counters.histogram()
 
 
 def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
@@ -485,13 +464,6 @@ def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
             for labels, value in by_name[name].items():
                 metric.add_metric(labels, value)
             yield metric
-
-
-def _cumulated(buckets: Iterable[int]) -> Iterator[tuple[str, float]]:
-    total = 0
-    for bound, count in zip([*map(str, BOUNDS), "+Inf"], buckets, strict=True):
-        total += count
-        yield bound, total
 
 
 class Pods:

@@ -12,7 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.plugin.config.gke import Translation, WrongInput, documents, settled, translate
+from gpunode.errors import ConfigError
+from gpunode.plugin.config.gke import Translation, documents, settled, translate
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.plugin.config.resolving import resolve_text
 
@@ -108,7 +109,7 @@ def test_gke_file_is_translated(theirs: dict[str, Any], ours: dict[str, Any], le
     ],
 )
 def test_invalid_gke_file_is_refused(theirs: Any, message: str) -> None:
-    with pytest.raises(WrongInput, match=message):
+    with pytest.raises(ConfigError, match=message):
         from_gke(theirs)
 
 
@@ -122,7 +123,7 @@ def test_xids_of_the_gke_config_map_override_the_file() -> None:
     assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
     assert from_gke(xid_map("31")).config["health"]["enable"] == [31, 48]
     for wrong, message in ((xid_map("31,x"), "'x' is not an XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
-        with pytest.raises(WrongInput, match=message):
+        with pytest.raises(ConfigError, match=message):
             from_gke(wrong)
 
 
@@ -158,7 +159,7 @@ trees = st.recursive(
 def test_any_gke_file_is_translated_or_refused(tree: Any) -> None:
     try:
         found, text = settled(translate(documents(yaml.safe_dump(tree).encode())))
-    except WrongInput:
+    except ConfigError:
         return
     assert yaml.safe_load(text) == found.config
 

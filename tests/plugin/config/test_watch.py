@@ -19,23 +19,14 @@ BETTER = "version: v1\nflags: {migStrategy: mixed}\nresources: {exclude: [3]}\n"
 BAD = "version: v1\nflags: {migStrategy: every}\nnope: 1\n"
 
 
-class Service:
-    """The part of the service that the watch uses."""
+class Owner:
+    """The owner of the settings."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.config_trouble = ""
-        self.log = MemoryLog()
         self.looked = 0
         self.refusal = ""
-
-    @property
-    def ledger(self) -> Service:
-        return self
-
-    @property
-    def backend(self) -> Service:
-        return self
 
     def hurry(self) -> None:
         self.looked += 1
@@ -50,9 +41,12 @@ class Watched:
     def __init__(self, file: Path, **flags: str) -> None:
         source = sources(flags, file=file)
         resolved = source.resolve()
-        self.service = Service(resolved.valid_settings())
+        self.owner = Owner(resolved.valid_settings())
         self.hangup = Hangup()
-        self.watch = ConfigWatch(self.service, source, self.hangup, resolved.content, AtOnce())
+        self.log = MemoryLog()
+        self.watch = ConfigWatch(
+            self.owner, self.log, self.owner.hurry, source, self.hangup, resolved.content, AtOnce()
+        )
         self.now = 0.0
         self.tick(2)
 
@@ -61,10 +55,6 @@ class Watched:
         for _ in range(int(seconds * 4)):
             self.now += 0.25
             self.watch.tick(self.now)
-
-    @property
-    def log(self) -> MemoryLog:
-        return self.service.log
 
 
 @pytest.fixture
@@ -88,7 +78,7 @@ def test_unchanged_file_causes_no_action_and_no_log(watched: Watched, file: Path
 def test_edit_is_applied_within_a_second(watched: Watched, file: Path) -> None:
     file.write_text(BETTER)
     watched.tick(1)
-    assert (watched.service.settings.mig_strategy, watched.service.settings.exclude) == ("mixed", ("3",))
+    assert (watched.owner.settings.mig_strategy, watched.owner.settings.exclude) == ("mixed", ("3",))
     assert watched.log.lines == [
         ("info", "config file loaded", {"file": str(file), "changed": "mig-strategy, exclude"})
     ]
@@ -99,16 +89,16 @@ def test_invalid_edit_changes_nothing_and_is_reported_once_with_every_problem(
 ) -> None:
     file.write_text(BAD)
     watched.tick(10)
-    assert watched.service.settings.mig_strategy == "single"
+    assert watched.owner.settings.mig_strategy == "single"
     assert watched.log.messages("error") == [
         "the config file was rejected; the last valid one stays active",
         f"{file}:2: flags.migStrategy: 'every' is not one of none, single, mixed",
         f"{file}:3: nope: unknown key; known here: version, flags, resources, sharing, imex, health",
     ]
-    assert watched.service.config_trouble != ""
+    assert watched.owner.config_trouble != ""
     file.write_text(GOOD)
     watched.tick(1)
-    assert watched.service.config_trouble == ""
+    assert watched.owner.config_trouble == ""
 
 
 def test_partially_written_file_is_not_reported(watched: Watched, file: Path) -> None:
@@ -117,7 +107,7 @@ def test_partially_written_file_is_not_reported(watched: Watched, file: Path) ->
         watched.tick(0.25)
     file.write_text(BETTER)
     watched.tick(1)
-    assert watched.service.settings.mig_strategy == "mixed"
+    assert watched.owner.settings.mig_strategy == "mixed"
     assert watched.log.messages("error") == []
 
 
@@ -132,7 +122,7 @@ def test_swap_of_a_config_map_is_detected(tmp_path: Path) -> None:
     (tmp_path / "new").symlink_to("two")
     os.replace(tmp_path / "new", data)
     watched.tick(1)
-    assert watched.service.settings.mig_strategy == "mixed"
+    assert watched.owner.settings.mig_strategy == "mixed"
 
 
 def test_config_manager_link_may_be_missing_for_a_moment_or_lead_to_dev_null(tmp_path: Path) -> None:
@@ -144,32 +134,32 @@ def test_config_manager_link_may_be_missing_for_a_moment_or_lead_to_dev_null(tmp
     watched.tick(0.25)
     file.symlink_to("/dev/null")
     watched.tick(1)
-    assert watched.service.settings.mig_strategy == "none"
+    assert watched.owner.settings.mig_strategy == "none"
     assert watched.log.messages("error") == []
 
 
 def test_removed_file_keeps_the_last_valid_settings(watched: Watched, file: Path) -> None:
     file.unlink()
     watched.tick(5)
-    assert watched.service.settings.mig_strategy == "single"
+    assert watched.owner.settings.mig_strategy == "single"
     assert watched.log.messages("error")[1:] == [f"{file} does not exist"]
     file.write_text(GOOD)
     watched.tick(1)
-    assert watched.service.config_trouble == ""
+    assert watched.owner.config_trouble == ""
 
 
 def test_settings_impossible_on_this_node_keep_the_last_valid_ones(watched: Watched, file: Path) -> None:
-    watched.service.refusal = "two entries share GPU 0"
+    watched.owner.refusal = "two entries share GPU 0"
     file.write_text(BETTER)
     watched.tick(5)
-    assert watched.service.settings.mig_strategy == "single"
-    assert "two entries share GPU 0" in watched.service.config_trouble
+    assert watched.owner.settings.mig_strategy == "single"
+    assert "two entries share GPU 0" in watched.owner.config_trouble
 
 
 def test_options_that_need_a_restart_are_named_and_the_rest_applied(watched: Watched, file: Path) -> None:
     file.write_text("flags: {migStrategy: mixed, gpunode: {listen: ':9400', registration: watcher}}\n")
     watched.tick(1)
-    assert (watched.service.settings.mig_strategy, watched.service.settings.listen) == ("mixed", "")
+    assert (watched.owner.settings.mig_strategy, watched.owner.settings.listen) == ("mixed", "")
     assert watched.log.lines[-1] == (
         "warning",
         "these changes need a restart",
@@ -181,50 +171,50 @@ def test_flag_takes_precedence_over_an_edit(file: Path) -> None:
     watched = Watched(file, mig_strategy="none")
     file.write_text(BETTER)
     watched.tick(1)
-    assert (watched.service.settings.mig_strategy, watched.service.settings.exclude) == ("none", ("3",))
+    assert (watched.owner.settings.mig_strategy, watched.owner.settings.exclude) == ("none", ("3",))
 
 
 def test_sighup_polls_the_gpus_and_the_file_at_once(watched: Watched, file: Path) -> None:
     file.write_text(BETTER)
     watched.hangup.asked = True
     watched.tick(0.25)
-    assert watched.service.looked == 1
-    assert watched.service.settings.mig_strategy == "mixed"
+    assert watched.owner.looked == 1
+    assert watched.owner.settings.mig_strategy == "mixed"
 
 
 def test_sighup_without_a_file_polls_the_gpus() -> None:
     source = sources()
-    service, hangup = Service(Settings()), Hangup()
-    watch = ConfigWatch(service, source, hangup, b"")
+    owner, hangup = Owner(Settings()), Hangup()
+    watch = ConfigWatch(owner, MemoryLog(), owner.hurry, source, hangup, b"")
     hangup.asked = True
     for now in (0.0, 0.25):
         watch.tick(now)
     watch.close()
-    assert service.looked == 1
+    assert owner.looked == 1
 
 
 def test_slow_work_does_not_block_the_main_loop(file: Path) -> None:
-    source, service, hangup = sources(file=file), Service(Settings()), Hangup()
+    source, owner, hangup = sources(file=file), Owner(Settings()), Hangup()
     begun, go = Event(), Event()
 
     def configure(settings: Settings) -> None:
         begun.set()
         assert go.wait(30)
-        Service.configure(service, settings)
+        Owner.configure(owner, settings)
 
-    service.configure = configure  # type: ignore[method-assign]
-    watch = ConfigWatch(service, source, hangup, b"")
+    owner.configure = configure  # type: ignore[method-assign]
+    watch = ConfigWatch(owner, MemoryLog(), owner.hurry, source, hangup, b"")
     hangup.asked = True
     watch.tick(0.0)
     assert begun.wait(30)
     hangup.asked = True
     watch.tick(1.0)
-    assert (service.looked, hangup.asked) == (1, True)  # it comes next
+    assert (owner.looked, hangup.asked) == (1, True)  # it comes next
     go.set()
 
     def taken() -> bool:
         watch.tick(2.0)
-        return service.looked == 2
+        return owner.looked == 2
 
     assert eventually(taken)
-    assert service.settings.mig_strategy == "single"
+    assert owner.settings.mig_strategy == "single"
