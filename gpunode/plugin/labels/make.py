@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.devices import driver_gpus
@@ -21,19 +21,10 @@ from gpunode.plugin.labels.nvidia import (
 )
 from gpunode.plugin.model import Device, Plan, Resource, Unit
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library, tegra_files
-from gpunode.plugin.nvidia.resources import plan
+from gpunode.plugin.nvidia.resources import plan as plan_resources
 
 VFIO = "vfio"
 _PATIENCE_SECONDS = 30.0  # NVML wakes GPUs one by one if nothing keeps them awake
-
-
-@dataclass(frozen=True)
-class Seen:
-    """NVIDIA's GPUs, and the resources that they are advertised as. No inventory: there is no GPU."""
-
-    settings: Settings
-    inventory: Inventory | None = None
-    plan: Plan = field(default_factory=Plan)
 
 
 def label(host: Host, settings: Settings) -> Labels:
@@ -41,15 +32,21 @@ def label(host: Host, settings: Settings) -> Labels:
     is off."""
     if settings.vendor == "amd":
         return label_amd(host, settings)
-    return label_seen(host, see(host, settings))
+    inventory, why = _look(host, settings)
+    if inventory is None and settings.fail_on_init_error:
+        tegra = settings.device_discovery_strategy == TEGRA  # its GPU is on no bus
+        if tegra or not none_there(host):
+            raise cant_label(why, kept_for_vms(host))
+    gpus = inventory.gpus if inventory else ()
+    machine = read_machine(host, settings.labels, gpus, find_vgpus(host))
+    return label_gpus(host, settings, inventory, machine)
 
 
-def label_seen(host: Host, seen: Seen, machine: Machine | None = None) -> Labels:
-    """The labels of known GPUs; if the machine's data isn't known, only its files are read."""
-    if machine is None:
-        gpus = seen.inventory.gpus if seen.inventory else ()
-        machine = read_machine(host, seen.settings.labels, gpus, find_vgpus(host))
-    return nvidia_labels(seen.settings, seen.inventory, seen.plan, machine, host.now())
+def label_gpus(host: Host, settings: Settings, inventory: Inventory | None, machine: Machine) -> Labels:
+    """The labels of known GPUs; no inventory: there is no GPU. `ConfigError` where the settings aren't valid
+    for them."""
+    plan = planned(host, settings, inventory) if inventory is not None else Plan()
+    return nvidia_labels(settings, inventory, plan, machine, host.now())
 
 
 def label_amd(host: Host, settings: Settings) -> Labels:
@@ -61,17 +58,6 @@ def label_amd(host: Host, settings: Settings) -> Labels:
     return replace(labels, warnings=(*labels.warnings, *((reason,) if reason else ())))
 
 
-def see(host: Host, settings: Settings) -> Seen:
-    """Read the node once. `GpunodeError` as in `label`."""
-    inventory, why = _look(host, settings)
-    if inventory is None:
-        tegra = settings.device_discovery_strategy == TEGRA  # its GPU is on no bus
-        if not settings.fail_on_init_error or (none_there(host) and not tegra):
-            return Seen(settings)
-        raise cant_label(why, kept_for_vms(host))
-    return plan_seen(host, settings, inventory)
-
-
 def cant_label(why: str, for_vms: bool = False) -> GpunodeError:
     """`for_vms`: every GPU is reserved for virtual machines, where the driver doesn't see it."""
     hint = "find out why: gpunode doctor"
@@ -80,17 +66,15 @@ def cant_label(why: str, for_vms: bool = False) -> GpunodeError:
     return GpunodeError(f"the GPUs can't be labelled: {why}", hint=hint, code="nvml")
 
 
-def plan_seen(host: Host, settings: Settings, inventory: Inventory | None) -> Seen:
-    """The resources of the inventory. `ConfigError` where the settings aren't valid for it."""
-    if inventory is None:
-        return Seen(settings)
+def planned(host: Host, settings: Settings, inventory: Inventory) -> Plan:
+    """The resources that these GPUs are advertised as."""
     if settings.device_discovery_strategy == VFIO:  # hypervisors pass through whole GPUs only
         units = (Unit(gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in inventory.gpus)
         devices = tuple(Device(unit.id, unit) for unit in units)
-        return Seen(settings, inventory, Plan((Resource(settings.resource_name, devices),)))
+        return Plan((Resource(settings.resource_name, devices),))
     # a container's content is irrelevant here, and would be read from files
     bare = replace(settings, device_list_strategy=("envvar",), pass_device_specs=False, imex_channel_ids=())
-    return Seen(settings, inventory, plan(host, bare, inventory))
+    return plan_resources(host, bare, inventory)
 
 
 def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:

@@ -15,7 +15,7 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import LabelSettings, Settings
-from gpunode.plugin.labels.make import cant_label, label_amd, label_seen, plan_seen, query_tegra
+from gpunode.plugin.labels.make import cant_label, label_amd, label_gpus, query_tegra
 from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.nvidia import find_vgpus, is_tegra, read_machine
 from gpunode.plugin.labels.sinks import Sink, make_sinks
@@ -90,7 +90,7 @@ class Labeller:
         else:
             inventory = self._with_cuda(settings, inventory)
             machine = self._machine(settings, inventory.gpus if inventory else ())
-            labels = label_seen(self._host, plan_seen(self._host, settings, inventory), machine)
+            labels = label_gpus(self._host, settings, inventory, machine)
         for warning in labels.warnings:
             if warning not in self._warned:
                 self._log.warning(warning)

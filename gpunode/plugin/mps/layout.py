@@ -23,7 +23,7 @@ from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import MPS_ROOT, SOCKET_BYTES, Settings
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import AllocationError, Mount, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.model import AllocationError, Device, Mount, Problem, Resource, Unit
 
 MPS = "mps"
 _LONGEST_SOCKET = "control_privileged"  # of the four that the daemon makes
@@ -221,24 +221,19 @@ def limit(compute_capability: str, cuda_version: str = "") -> int:
 
 
 def container_parts(
-    settings: Settings, snapshot: Snapshot, ids: Sequence[str]
-) -> tuple[Mapping[str, str], tuple[Mount, ...]]:
-    """Environment and mounts for these devices; empty for a resource that isn't shared with MPS.
+    settings: Settings, resource: Resource, devices: Iterable[Device]
+) -> tuple[dict[str, str], list[Mount]]:
+    """Environment and mounts for these devices of a resource that is shared with MPS.
 
     The limits grow with the shares: k of N shares of a GPU may use k/N of its memory, and of its threads. A
-    variable holds one percentage for all GPUs of a container, so the smallest counts.
+    variable holds one percentage for all GPUs of a container, so the smallest counts. Shares of several
+    daemons never meet here: `model.requested` refuses more than one share where each GPU has its own.
     """
-    resource = snapshot.resource
-    if resource.sharing != MPS or not ids:
-        return {}, ()
-    counts = _share_counts(snapshot, ids)
+    counts = _share_counts(devices)
     if not counts:
-        return {}, ()  # whole GPUs that the configuration doesn't share
+        return {}, []  # whole GPUs that the configuration doesn't share
     shares = resource.share_counts
     units = [unit for unit in resource.units if unit.id in counts]
-    directories = {directory_of(settings, resource, unit) for unit in units}
-    if len(directories) > 1:
-        raise AllocationError("these shares belong to different MPS daemons; request one share only")
     mib = {unit.id: memory_share(unit, shares[unit.id], counts[unit.id]) for unit in units}
     pipe = f"/mps/{resource.name}/pipe"
     env = {
@@ -247,27 +242,20 @@ def container_parts(
         **_memory(settings, resource, mib),
         **_visible(settings, resource, units),
     }
-    return env, (
-        Mount(f"{directories.pop()}/pipe", pipe),
+    return env, [
+        Mount(f"{directory_of(settings, resource, units[0])}/pipe", pipe),
         Mount(f"{root_of(settings)}/shm", "/dev/shm"),  # noqa: S108 - where CUDA looks for it
-    )
+    ]
 
 
-def _share_counts(snapshot: Snapshot, ids: Sequence[str]) -> Counter[str]:
-    """The number of shares of each shared unit among these ids; empty if there are only whole units."""
-    counts: Counter[str] = Counter()
-    whole = ""
-    for device_id in dict.fromkeys(ids):
-        device = snapshot.by_id.get(device_id)
-        if device is None:
-            raise AllocationError(f"unknown device {device_id!r}", code="not-found")
-        if device.id == device.unit.id:
-            whole = device.id
-        else:
-            counts[device.unit.id] += 1
+def _share_counts(devices: Iterable[Device]) -> Counter[str]:
+    """The number of shares of each shared unit among these devices; empty if there are only whole units."""
+    by_id = {device.id: device for device in devices}
+    whole = [device.id for device in by_id.values() if device.id == device.unit.id]
+    counts = Counter(device.unit.id for device in by_id.values() if device.id != device.unit.id)
     if whole and counts:
         raise AllocationError(
-            f"{whole} is a whole GPU: an MPS client could not see it; request either shares or whole GPUs"
+            f"{whole[-1]} is a whole GPU: an MPS client could not see it; request either shares or whole GPUs"
         )
     return counts
 

@@ -31,7 +31,12 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     units = tuple({device.unit.id: device.unit for device in devices}.values())
     names = [unit.index if settings.device_id_strategy == "index" else unit.id for unit in units]
     strategies = settings.device_list_strategy
-    envs, mounts = _mps_parts(settings, snapshot, ids)
+    envs: dict[str, str] = {}
+    mounts: list[Mount] = []
+    if resource.sharing == "mps":
+        from gpunode.plugin.mps.layout import container_parts
+
+        envs, mounts = container_parts(settings, resource, devices)
     envs |= _feature_envs(settings)
     cdi = _cdi_names(resource, names) if "cdi-cri" in strategies or "cdi-annotations" in strategies else ()
     annotations = (
@@ -55,18 +60,6 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
 
 
 # --- the parts ------------------------------------------------------------------------------------------
-
-
-def _mps_parts(
-    settings: Settings, snapshot: Snapshot, ids: Sequence[str]
-) -> tuple[dict[str, str], list[Mount]]:
-    """MPS's variables and mounts, where a share of an MPS resource is requested."""
-    if snapshot.resource.sharing != "mps":
-        return {}, []
-    from gpunode.plugin.mps.layout import container_parts
-
-    envs, mounts = container_parts(settings, snapshot, ids)
-    return dict(envs), list(mounts)
 
 
 def _feature_envs(settings: Settings) -> dict[str, str]:

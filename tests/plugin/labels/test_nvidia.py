@@ -14,7 +14,7 @@ from gpunode.errors import ConfigError
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, MigSize
 from gpunode.host import Host
 from gpunode.plugin.config.settings import LabelSettings, NameRule, Settings, SharedResource, Sharing
-from gpunode.plugin.labels.make import plan_seen
+from gpunode.plugin.labels.make import planned
 from gpunode.plugin.labels.model import Labels, Machine, key_problem, label_value, made, sanitised, settled
 from gpunode.plugin.labels.nvidia import family, nvidia_labels
 
@@ -62,8 +62,8 @@ def sharing(way: str, name: str = "nvidia.com/gpu", rename: bool = False, **more
 def labels(*gpus: Gpu, machine: Machine | None = None, **settings) -> Labels:
     """The labels with these settings; time and machine are left out unless the test sets a machine."""
     chosen = Settings(mps_root="/run/nvidia/mps", labels=LabelSettings(no_timestamp=not machine), **settings)
-    seen = plan_seen(HOST, chosen, Inventory("550.54.15", "12.4", gpus))
-    return nvidia_labels(chosen, seen.inventory, seen.plan, machine or Machine(), NOW)
+    seen = Inventory("550.54.15", "12.4", gpus)
+    return nvidia_labels(chosen, seen, planned(HOST, chosen, seen), machine or Machine(), NOW)
 
 
 def labels_below(found: Labels, prefix: str) -> dict[str, str]:
@@ -316,7 +316,7 @@ def test_node_without_gpus_has_timestamp_and_vgpu_labels() -> None:
 def test_unusual_driver_versions_still_give_labels() -> None:
     for version, revision in (("550.54", ""), ("550.54.15.01", "15.01"), ("nightly", "")):
         seen = Inventory(version, "", (T4.gpu(0),))
-        found = nvidia_labels(Settings(), seen, plan_seen(HOST, Settings(), seen).plan, Machine(), NOW).values
+        found = nvidia_labels(Settings(), seen, planned(HOST, Settings(), seen), Machine(), NOW).values
         assert found["nvidia.com/cuda.driver-version.full"] == version
         assert found["nvidia.com/cuda.driver.rev"] == revision
         assert "nvidia.com/cuda.runtime.major" not in found

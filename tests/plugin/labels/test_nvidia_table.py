@@ -19,7 +19,7 @@ from fixtures.stubs import have_compiler, stub_node
 from gpunode.gpu.model import Inventory, inventory_from_json
 from gpunode.host import Host
 from gpunode.plugin.config.settings import LabelSettings, Settings, SharedResource, Sharing
-from gpunode.plugin.labels.make import plan_seen
+from gpunode.plugin.labels.make import planned
 from gpunode.plugin.labels.model import Machine
 from gpunode.plugin.labels.nvidia import nvidia_labels
 from tests.gpu.children import run_python
@@ -141,8 +141,8 @@ def test_labels_match_gpu_feature_discovery(
     model: str, layout: str, strategy: str, way: str, inventories: dict[str, Inventory]
 ) -> None:
     chosen = settings(model, strategy, way)
-    seen = plan_seen(Host(Path("/nowhere"), {}), chosen, inventories[f"{model} {layout}"])
-    found = nvidia_labels(chosen, seen.inventory, seen.plan, Machine(), 0.0)
+    seen = inventories[f"{model} {layout}"]
+    found = nvidia_labels(chosen, seen, planned(Host(Path("/nowhere"), {}), chosen, seen), Machine(), 0.0)
     assert gpu_labels(found.values.items()) == table(model)[f"{layout} {strategy} {way}"]
 
 
