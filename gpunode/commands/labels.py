@@ -26,8 +26,8 @@ from gpunode.plugin.config.values import TRUE
 from gpunode.plugin.labels.make import VFIO, label, none_there
 from gpunode.plugin.labels.model import Labels
 from gpunode.plugin.labels.nvidia import vfio_inventory
-from gpunode.plugin.labels.sinks import chosen, lines, make_sinks
-from gpunode.plugin.model import Backend, remembered
+from gpunode.plugin.labels.sinks import lines, make_sinks, sink_names
+from gpunode.plugin.model import Backend, complete_inventory
 from gpunode.plugin.nvidia.platform import tegra_files
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def run(
     settings = resolved.settings
     _refuse_unused(resolved)
     if not settings.labels.oneshot and not dry_run:
-        if "stdout" in chosen(settings.labels):
+        if "stdout" in sink_names(settings.labels):
             raise UsageError("--watch needs a place for the labels", hint="--to file, node-feature or node")
         return watch(host, origins, resolved, stop)
     warnings = [problem.text for problem in resolved.warnings]
@@ -134,7 +134,7 @@ _USED_BY = {
 def _refuse_unused(resolved: Resolved) -> None:
     """`UsageError` for a flag of a destination that isn't chosen. A variable or a file may serve several
     commands."""
-    to = chosen(resolved.settings.labels)
+    to = sink_names(resolved.settings.labels)
     for field, sinks in _USED_BY.items():
         flag = resolved.origins.get(field, "")
         if flag.startswith("--") and not set(sinks).intersection(to):
@@ -161,7 +161,7 @@ def _result(
 
 
 def _blocks(settings: Settings, labels: Labels, changes: list[Change], dry_run: bool) -> Iterator[Block]:
-    if "stdout" in chosen(settings.labels):
+    if "stdout" in sink_names(settings.labels):
         if not labels.values:
             yield Text("no labels", Style.DIM)
         for line in lines(labels.values).splitlines():
@@ -286,7 +286,7 @@ class _Node:
     # --- what the backend reports ----------------------------------------------------------------------
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
-        self._inventory, self._gone = remembered(inventory, self._inventory), False
+        self._inventory, self._gone = complete_inventory(inventory, self._inventory), False
         self.on_change()
 
     def broken(self, reason: str, sure: bool) -> None:

@@ -519,7 +519,7 @@ def translate(host: Host, source: str, file: str) -> Result:
     file_name = "standard input" if file == "-" else file
     content = _read(host, file)
     try:
-        translation, text = gke.settled(gke.translate(gke.documents(content)))
+        translation, text = gke.as_config_file(gke.translate(gke.documents(content)))
     except ConfigError as error:
         raise ConfigError(f"{file_name}: {error.message}", hint=error.hint or _FORM) from error
     data = gke.PluginConfigTranslation(source, file, translation.config, text, translation.left)

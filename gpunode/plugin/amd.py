@@ -34,7 +34,7 @@ from gpunode.plugin.model import (
     deselected,
     gpu_unit,
     idle_rules,
-    requested,
+    requested_devices,
     ruled_name,
 )
 from gpunode.plugin.sharing import share
@@ -189,7 +189,7 @@ class AmdBackend:
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
         """/dev/kfd once, and each unit's /dev/dri nodes. `AllocationError` for a request that can't be
         met."""
-        devices = requested(snapshot, ids)
+        devices = requested_devices(snapshot, ids)
         own = (path for device in devices for path in device.unit.paths)
         paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))
         return Answer(nodes=tuple(DeviceNode(path, path) for path in paths))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.health import HealthChecker
-from gpunode.plugin.health_memory import HealthMemory
+from gpunode.plugin.health import HealthChecker, HealthMemory
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, Plan
 from gpunode.plugin.serve import PluginService

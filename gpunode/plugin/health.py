@@ -8,12 +8,19 @@ longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
+from gpunode.errors import GpunodeError
 from gpunode.facts.kernel_log import BY_DRIVER, HARDWARE, xid
+from gpunode.gpu.driver_traces import boot_id
 from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, Reading
 from gpunode.gpu.nvml import GpuEvent
+from gpunode.host import Host
+from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
 from gpunode.plugin.health_marks import (
     FABRIC,
@@ -25,7 +32,7 @@ from gpunode.plugin.health_marks import (
     with_reading,
     worst,
 )
-from gpunode.plugin.logfmt import Log, Rarely
+from gpunode.plugin.logfmt import Log, OnChange, Rarely
 from gpunode.plugin.model import Problem, Unit
 
 # Which events count, after NVIDIA's DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. Pure.
@@ -154,18 +161,18 @@ class HealthChecker:
         self.kept: tuple[Mark, ...] = ()
         for mark in remembered:
             self._put(mark.gpu, (*self._marks.get(mark.gpu, ()), mark))
-        self._lift()
+        self._remove_ignored()
 
-    # --- news -------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------
 
     def configure(self, settings: HealthSettings) -> None:
         """Marks that no longer count are removed; events that were ignored before don't count against a GPU
         now."""
         self._settings = settings
-        self._lift()
+        self._remove_ignored()
         for state in self._gpus.values():
             if state.last_good is not None:
-                self._stand(state, state.last_good, state.reading_at)
+                self._apply_reading(state, state.last_good, state.reading_at)
 
     def seen(self, inventory: Inventory, now: float) -> None:
         self._driver = None
@@ -196,9 +203,9 @@ class HealthChecker:
             if before is not None and before.error:
                 state.readable(now)
             last = state.last_good
-            self._grown(state, reading, last, now)
+            self._count_ecc_errors(state, reading, last, now)
             state.last_good = reading
-            self._stand(state, reading, now)
+            self._apply_reading(state, reading, now)
             self._put(
                 reading.uuid,
                 [with_reading(mark, reading, now) for mark in self._marks.get(reading.uuid, ())],
@@ -285,7 +292,7 @@ class HealthChecker:
                 times=times,
             )
 
-    def _stand(self, state: GpuState, reading: Reading, now: float) -> None:
+    def _apply_reading(self, state: GpuState, reading: Reading, now: float) -> None:
         """Add marks for problems in the reading, and end those that it no longer shows."""
         present = (
             {mark.code: mark for mark in standing(reading, now)} if readings_count(self._settings) else {}
@@ -303,7 +310,7 @@ class HealthChecker:
         for mark in present.values():
             self._add(mark, now)
 
-    def _grown(self, state: GpuState, reading: Reading, last: Reading | None, now: float) -> None:
+    def _count_ecc_errors(self, state: GpuState, reading: Reading, last: Reading | None, now: float) -> None:
         """More uncorrectable errors than before: as severe as the event that should have reported it."""
         if last is None or last.ecc_volatile is None or reading.ecc_volatile is None:
             return
@@ -321,7 +328,7 @@ class HealthChecker:
             self._marks.pop(gpu, None)
         self.kept = tuple(mark for unit_marks in self._marks.values() for mark in unit_marks)
 
-    def _lift(self) -> None:
+    def _remove_ignored(self) -> None:
         """End marks that don't count under the present settings, including those from before a restart."""
         for gpu, marks in list(self._marks.items()):
             for mark in marks:
@@ -357,3 +364,113 @@ class HealthChecker:
         if times := self._rarely.times((event.kind, event.uuid, event.xid)):
             more = {"xid": event.xid, "meaning": xid(event.xid).meaning} if event.xid is not None else {}
             self._log.info("ignored GPU event", kind=event.kind, device=event.uuid, times=times, **more)
+
+
+# Health memory: the marks in ``STATE_DIR/health.json``, which tell a restarted plugin the unhealthy GPUs.
+#
+# It is forgotten with a reboot, which resets every GPU; only what requires other hardware is kept. An invalid
+# file is renamed to ``health.json.broken``, with a warning.
+
+_VERSION = 1
+_MEMORY_FILE = "health.json"
+_WRITE_PAUSE_SECONDS = 2.0  # a storm of events must not cause a storm of writes
+_WRITE_RETRY_SECONDS = 30.0  # a disk that was full may have room again
+_MOST_BYTES = 1 << 20
+_MOST_REMEMBERED = 4096
+
+
+class HealthMemory:
+    """Read once; as a part of the service write what has changed. See `gpunode.plugin.model.Part`."""
+
+    def __init__(self, host: Host, state_dir: str, log: Log) -> None:
+        self._host = host
+        self._path = f"{state_dir.rstrip('/')}/{_MEMORY_FILE}"
+        self._log = log
+        self._say = OnChange(log)
+        self._written: tuple[Mark, ...] = ()
+        self._next = 0.0
+        self.source: Callable[[], tuple[Mark, ...]] = lambda: self._written
+
+    def load(self) -> tuple[Mark, ...]:
+        """The marks that still count. Never raises: the plugin serves without memory as well."""
+        try:
+            data = self._host.read_bytes(self._path)
+        except (GpunodeError, OSError) as error:
+            self._log.warning("health memory can't be read", reason=str(error))
+            return ()
+        if data is None:
+            return ()
+        try:
+            boot, marks = _read(data)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._rename_invalid(repr(error))
+            return ()
+        self._written = marks
+        now = boot_id(self._host)
+        if boot and now and boot != now:
+            marks = tuple(mark for mark in marks if mark.kind == HARDWARE)
+        present = self._host.now()  # a clock that was ahead must not prolong a hold time
+        marks = tuple(_not_after(mark, present) for mark in marks)
+        if marks:
+            self._log.info("health memory read", path=self._path, marks=len(marks))
+        return marks
+
+    def tick(self, now: float) -> None:
+        """Write changes, at limited intervals."""
+        if now >= self._next and self.source() != self._written:
+            self._write(self.source())
+            self._next = now + (
+                _WRITE_PAUSE_SECONDS if self.source() == self._written else _WRITE_RETRY_SECONDS
+            )
+
+    def close(self) -> None:
+        """Write all unwritten changes."""
+        if self.source() != self._written:
+            self._write(self.source())
+
+    def _write(self, marks: tuple[Mark, ...]) -> None:
+        document = {
+            "version": _VERSION,
+            "bootId": boot_id(self._host),
+            "marks": [asdict(mark) for mark in marks[:_MOST_REMEMBERED]],
+        }
+        try:
+            self._host.make_dirs(self._path.rpartition("/")[0])
+            data = (json.dumps(document, indent=1) + "\n").encode()
+            self._host.write_atomic(self._path, data, keep=False)
+            self._written = marks
+            self._say.reset()
+        except (GpunodeError, OSError) as error:
+            self._say.warning(
+                "health memory can't be written: it is lost when the plugin restarts", reason=str(error)
+            )
+
+    def _rename_invalid(self, reason: str) -> None:
+        aside = self._path + ".broken"
+        try:
+            self._host.rename(self._path, aside)
+            self._log.warning("health memory is invalid and was renamed", path=aside, reason=reason)
+        except (GpunodeError, OSError) as error:
+            self._log.warning("health memory is invalid", path=self._path, reason=str(error))
+
+
+def _read(data: bytes) -> tuple[str, tuple[Mark, ...]]:
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{len(data)} bytes")
+    document = json.loads(data)
+    if document["version"] != _VERSION:
+        raise ValueError(f"version {document['version']!r}, not {_VERSION}")
+    return str(document["bootId"]), tuple(_mark(item) for item in document["marks"][:_MOST_REMEMBERED])
+
+
+def _not_after(mark: Mark, now: float) -> Mark:
+    return replace(mark, since=min(mark.since, now), last=min(mark.last, now), mended=min(mark.mended, now))
+
+
+def _mark(item: Any) -> Mark:
+    mark = from_plain(Mark, item, unknown=False)
+    if not all(math.isfinite(when) for when in (mark.since, mark.last, mark.mended)):
+        raise ValueError("invalid time")
+    if not mark.gpu or (mark.xid is None and mark.code.startswith("xid-")):
+        raise ValueError(f"invalid mark: {mark.code!r}")
+    return mark

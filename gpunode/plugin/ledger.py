@@ -30,8 +30,8 @@ from gpunode.plugin.model import (
     Resource,
     Snapshot,
     Unit,
+    complete_inventory,
     how_to_fix,
-    remembered,
 )
 
 Problems = Mapping[tuple[str, str], Problem]
@@ -117,13 +117,15 @@ class Ledger:
         self.feeds: dict[str, Feed] = {}
         self.vetoes: list[Veto] = []
         self.changed: list[Callable[[], None]] = []
-        self.witnesses: list[Callable[[GpuEvent], None]] = []  # of every event, from the backend's thread
+        self.event_observers: list[
+            Callable[[GpuEvent], None]
+        ] = []  # called by the backend's thread
 
     # --- events -----------------------------------------------------------------------------------------
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
         with self._planning:
-            known = remembered(inventory, self.inventory)
+            known = complete_inventory(inventory, self.inventory)
             with self._lock:
                 self.inventory = known
                 self.topology = topology
@@ -150,7 +152,7 @@ class Ledger:
         with self._lock:
             self._checker.event(event, self._clock())
             self._publish()
-        for tell in self.witnesses:
+        for tell in self.event_observers:
             tell(event)
         self._notify()
 

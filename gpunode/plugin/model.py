@@ -333,7 +333,7 @@ def idle_rules(rules: Iterable[NameRule], kind: str, texts: Sequence[str]) -> It
 NOT_LISTED = "lost: the driver does not list it any more"
 
 
-def remembered(now: Inventory, before: Inventory | None) -> Inventory:
+def complete_inventory(now: Inventory, before: Inventory | None) -> Inventory:
     """`now`, completed from `before` for GPUs that can't be read or aren't listed, ordered by index.
 
     A GPU off the bus may be listed without its UUID; its PCI address, or else its index if nothing else has
@@ -396,7 +396,7 @@ _SHOWN = 8
 _SHOWN_CHARACTERS = 80
 
 
-def requested(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
+def requested_devices(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
     """The devices with these ids. `AllocationError` names one that doesn't exist, with some that do, or one
     that is unhealthy, with the reason and what to do."""
     if not ids:

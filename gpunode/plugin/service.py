@@ -54,7 +54,7 @@ _HIDDEN = ("/home/", "/root/", "/run/user/")
 
 
 @dataclass(frozen=True)
-class Found:
+class UnitFile:
     """The unit's file on a node: None if there is none. `ours` if gpunode wrote it."""
 
     content: bytes | None
@@ -64,9 +64,9 @@ class Found:
         return self.content is not None and self.content.startswith(MARKER.encode())
 
 
-def find_unit(host: Host) -> Found:
+def find_unit(host: Host) -> UnitFile:
     """The file in /etc/systemd/system, also if gpunode didn't write it."""
-    return Found(host.read_bytes(UNIT_FILE))
+    return UnitFile(host.read_bytes(UNIT_FILE))
 
 
 def unit_text(host: Host, arguments: Sequence[str] = ()) -> str:

@@ -14,7 +14,7 @@ from gpunode.gpu.model import Inventory, Topology
 from gpunode.host import Host
 from gpunode.plugin.amd import AmdBackend, plan
 from gpunode.plugin.config.settings import NameRule, Settings, SharedResource, Sharing
-from gpunode.plugin.model import AllocationError, Device, Plan, Problem, Snapshot, remembered
+from gpunode.plugin.model import AllocationError, Device, Plan, Problem, Snapshot, complete_inventory
 from gpunode.plugin.placement import prefer
 from tests.plugin.nodes import MemoryLog
 
@@ -81,7 +81,7 @@ def test_unknown_gpu_is_left_out_and_a_known_one_is_kept(tmp_path: Path) -> None
     whole = inventory(tmp_path)
     machine.remove(f"/sys/class/kfd/kfd/topology/nodes/{machine.first_node(1)}")
     assert counts(plan(AMD, inventory(tmp_path))) == {"amd.com/gpu": 8}
-    assert counts(plan(AMD, remembered(inventory(tmp_path), whole))) == {"amd.com/gpu": 16}
+    assert counts(plan(AMD, complete_inventory(inventory(tmp_path), whole))) == {"amd.com/gpu": 16}
 
 
 def answering(root: Path, settings: Settings = AMD) -> tuple[AmdBackend, Snapshot]:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.host import Host
+from gpunode.plugin.health import HealthMemory
 from gpunode.plugin.health_marks import Mark
-from gpunode.plugin.health_memory import HealthMemory
 from tests.plugin.nodes import MemoryLog, uuid
 
 MARK = Mark(uuid(1), "xid-119", "XID 119", "reset", 5.0, 6.0, gi=3, generation="a/1/550", ecc=2)

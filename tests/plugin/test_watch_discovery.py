@@ -24,7 +24,7 @@ from gpunode.output.typed import plain
 from gpunode.plugin.config.settings import HealthSettings, Settings
 from gpunode.plugin.logfmt import Rarely
 from gpunode.plugin.nvidia.platform import nvml_library
-from gpunode.plugin.nvidia.watch import Hearing, MissedXids, Outcome, Watch
+from gpunode.plugin.nvidia.watch import ChildReader, MissedXids, Outcome, Watch
 from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, recorded_host, uuid
 
 
@@ -292,8 +292,8 @@ def test_slow_nvml_with_regular_responses_does_not_hang(tmp_path: Path) -> None:
             return None
 
     child, missed = cast("LineChild", SlowChild([])), MissedXids(Rooted(tmp_path, {}), log)
-    hearing = Hearing(child, Sink(), log, 2.0, lambda _: None, lambda: clock, Rarely(), missed)
-    outcome = hearing.run(lambda: False)
+    reader = ChildReader(child, Sink(), log, 2.0, lambda _: None, lambda: clock, Rarely(), missed)
+    outcome = reader.run(lambda: False)
     assert (outcome.kind, outcome.question) == ("hung", NvmlQuestion("nvmlDeviceGetName", (19,)))
     assert clock > 5.0
 
@@ -307,13 +307,15 @@ def test_invalid_child_output_counts_as_a_crash(tmp_path: Path) -> None:
 
 def test_hanging_nvml_is_queried_at_increasing_intervals(tmp_path: Path) -> None:
     node = Node(tmp_path, [GOOD], rediscover=10)
-    waits = [node.watch._judge(Outcome("hung", "no answer"), cast("Any", node.sink), 15) for _ in range(9)]
+    waits = [
+        node.watch._handle_end(Outcome("hung", "no answer"), cast("Any", node.sink), 15) for _ in range(9)
+    ]
     assert waits == [0, 20, 40, 80, 160, 320, 600, 600, 600]
 
 
 def test_missing_driver_is_finally_polled_at_the_regular_interval(tmp_path: Path) -> None:
     node = Node(tmp_path, [GOOD])
-    waits = [node.watch._judge(Outcome("error", "absent"), cast("Any", node.sink), 1) for _ in range(5)]
+    waits = [node.watch._handle_end(Outcome("error", "absent"), cast("Any", node.sink), 1) for _ in range(5)]
     assert waits == [5, 10, 20, 30, 30]
 
 

@@ -245,7 +245,7 @@ def _is_number(item: Item) -> bool:
 _NOWHERE = "/translated"  # is never opened: the bytes are passed
 
 
-def settled(translation: Translation) -> tuple[Translation, str]:
+def as_config_file(translation: Translation) -> tuple[Translation, str]:
     """The translation and its text; `problems` if our reader refuses it."""
     text = _written(translation.config)
     resolved = Sources(Host(Path("/"), {}), {"config_file": [_NOWHERE]}).resolve(text.encode())

@@ -50,7 +50,7 @@ class WatcherLink(Link):
         )
         socket = registry_socket(context.host, context.settings, resource)
         super().__init__(context, resource, Serving(context, socket, feed, [extra]))
-        self._asked = 0  # streams up to this number are older than the kubelet's last GetInfo
+        self._info_mark = 0  # streams up to this number are older than the kubelet's last GetInfo
         self._mark = 0  # streams up to this number are older than its last registration
         self._answer: pb.RegistrationStatus | None = None
         self._situation: tuple[object, int, bool] = (None, 0, False)
@@ -85,7 +85,7 @@ class WatcherLink(Link):
 
     def _info(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:
         """The kubelet may call it at any time; only `_notified` counts as a registration."""
-        self._asked = self._serving.streams.last
+        self._info_mark = self._serving.streams.last
         return pb.PluginInfo(
             type=DEVICE_PLUGIN_TYPE,
             name=self._resource,
@@ -95,7 +95,7 @@ class WatcherLink(Link):
 
     def _notified(self, request: pb.RegistrationStatus, context: Any) -> pb.RegistrationStatusResponse:
         if request.plugin_registered:
-            self._mark = self._serving.streams.registered(self._asked)
+            self._mark = self._serving.streams.registered(self._info_mark)
         self._answer = request
         self._news()
         return pb.RegistrationStatusResponse()

@@ -23,7 +23,7 @@ from gpunode.gpu.amd import (
     text_of,
 )
 from gpunode.host import Host
-from gpunode.plugin.labels.model import Labels, boolean, label_value, made
+from gpunode.plugin.labels.model import Labels, boolean, label_value, valid_labels
 
 _DOMAIN, _BETA = "amd.com/gpu", "beta.amd.com/gpu"
 _OF_THE_DRIVER = (
@@ -70,7 +70,7 @@ def amd_labels(cards: Sequence[Card], driver: Driver, firmware: bool) -> Labels:
         for kind, labels in _kinds(cards, driver):
             values |= _labels(kind, Counter(_word(label) for label in labels if label))
         values |= _firmware(cards) if firmware else {}
-    return made(values)
+    return valid_labels(values)
 
 
 def _kinds(cards: Sequence[Card], driver: Driver) -> Iterator[tuple[str, list[str]]]:

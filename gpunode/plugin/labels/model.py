@@ -54,7 +54,7 @@ def label_value(text: str) -> str:
     return sanitised(text).strip(_EDGES)[:_LONGEST].strip(_EDGES)
 
 
-def made(values: Mapping[str, str], warnings: Iterable[str] = ()) -> Labels:
+def valid_labels(values: Mapping[str, str], warnings: Iterable[str] = ()) -> Labels:
     """These labels, each with a value that Kubernetes accepts; invalid keys are reported and left out."""
     unique = list(dict.fromkeys(warnings))
     valid = {}
@@ -76,7 +76,7 @@ def key_problem(key: str) -> str:
     return "" if _NAME.fullmatch(name) else f"{name!r} is not a name of letters, digits, '-', '_' and '.'"
 
 
-def settled(now: Mapping[str, str], before: Mapping[str, str]) -> Mapping[str, str]:
+def with_kept_timestamp(now: Mapping[str, str], before: Mapping[str, str]) -> Mapping[str, str]:
     """`before` if `now` differs only in the timestamp, which is that of the last change."""
     alike = now.keys() == before.keys() and all(before[key] == now[key] for key in now if key != TIMESTAMP)
     return before if alike else now

@@ -18,7 +18,15 @@ from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, inventory_from_json
 from gpunode.host import Host
 from gpunode.plugin.config.settings import LabelSettings, Settings
-from gpunode.plugin.labels.model import TIMESTAMP, UNKNOWN_DRIVER, Labels, Machine, boolean, made, sanitised
+from gpunode.plugin.labels.model import (
+    TIMESTAMP,
+    UNKNOWN_DRIVER,
+    Labels,
+    Machine,
+    boolean,
+    sanitised,
+    valid_labels,
+)
 from gpunode.plugin.model import Plan, Unit, deselected, ruled_name
 from gpunode.plugin.nvidia.platform import ONE_DEVICE, TEGRA, platform_of
 from gpunode.plugin.nvidia.resources import DISPLAY_ONLY, GPU, MIG, cut, mig_name
@@ -50,7 +58,7 @@ class Share:
     renamed: bool = False
 
 
-def counted(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
+def gpus_to_label(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """The GPUs to label: no display card, and none that `include` or `exclude` removes."""
     result = []
     for gpu in gpus:
@@ -252,7 +260,7 @@ def nvidia_labels(
     """
     values = {} if settings.labels.no_timestamp else {TIMESTAMP: str(int(now))}
     warnings: list[str] = []
-    gpus = counted(settings, inventory.gpus) if inventory else ()
+    gpus = gpus_to_label(settings, inventory.gpus) if inventory else ()
     if inventory:
         warnings += unknown_words(settings, inventory.gpus)
     if inventory and gpus:
@@ -266,7 +274,7 @@ def nvidia_labels(
     else:
         warnings.append("no GPU was found on this node")
     values |= _vgpu(machine)
-    return made(values, warnings)
+    return valid_labels(values, warnings)
 
 
 def _versions(inventory: Inventory) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,7 @@ from gpunode.host import Host
 from gpunode.output.result import Change, Progress
 from gpunode.plugin.config.options import OUTPUT_FILE
 from gpunode.plugin.config.settings import LabelSettings, Settings
-from gpunode.plugin.labels.model import TIMESTAMP, key_problem, settled
+from gpunode.plugin.labels.model import TIMESTAMP, key_problem, with_kept_timestamp
 
 if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster
@@ -25,7 +25,7 @@ class Sink(Protocol):
         """Write these labels there, or return what that would change."""
 
 
-def chosen(settings: LabelSettings) -> tuple[str, ...]:
+def sink_names(settings: LabelSettings) -> tuple[str, ...]:
     """Names of the sinks: those that were requested, else what other options imply, else stdout."""
     if settings.to:
         return settings.to
@@ -35,7 +35,7 @@ def chosen(settings: LabelSettings) -> tuple[str, ...]:
 
 def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink, ...]:
     """The sinks beside stdout; nothing is read or queried yet."""
-    desired, names = settings.labels, chosen(settings.labels)
+    desired, names = settings.labels, sink_names(settings.labels)
     sinks: list[Sink] = []
     if "file" in names:
         sinks.append(FeatureFile(host, desired.output_file or OUTPUT_FILE))
@@ -109,7 +109,7 @@ class FeatureFile:
 
     def _put(self, data: bytes | None, labels: Mapping[str, str], dry_run: bool) -> Change:
         before = None if data is None else _labels(self._path, data)
-        after = labels if before is None else settled(labels, before)
+        after = labels if before is None else with_kept_timestamp(labels, before)
         changed = change(self._path, before, after)
         if changed.action != "unchanged" and not dry_run:
             self._host.make_dirs(str(PurePosixPath(self._path).parent))
@@ -210,11 +210,11 @@ class _Plan:
         self._annotation = annotation
         self._noted = notes.get(annotation, "")
         self._keys = _listed(self._noted)
-        self._mine = {key: there[key] for key in self._keys if key in there}
+        self._own = {key: there[key] for key in self._keys if key in there}
         self._there = {key: there[key] for key in self._keys | labels.keys() if key in there}
-        self._wanted = settled(labels, self._mine)
+        self._desired = with_kept_timestamp(labels, self._own)
         nfd = set(notes.get(_NFD, "").split(","))
-        foreign = sorted((nfd & self._wanted.keys()) - self._keys - {TIMESTAMP})
+        foreign = sorted((nfd & self._desired.keys()) - self._keys - {TIMESTAMP})
         if foreign:
             more = f" and {len(foreign) - 1} more of these labels" if len(foreign) > 1 else ""
             raise PreconditionError(
@@ -225,7 +225,7 @@ class _Plan:
     def change(self, where: str) -> Change:
         """Includes values that others set under these keys: they are replaced, and the plan must show
         that."""
-        result = change(where, self._there, self._wanted)
+        result = change(where, self._there, self._desired)
         if result.action != "unchanged":
             return result
         # labels that have the right value already become ours
@@ -234,14 +234,14 @@ class _Plan:
     def patch(self) -> list[dict[str, Any]]:
         from gpunode.kubernetes.changes import map_patch
 
-        dropped: dict[str, str | None] = dict.fromkeys(self._keys - self._wanted.keys())
+        dropped: dict[str, str | None] = dict.fromkeys(self._keys - self._desired.keys())
         return [
-            *map_patch(self._node, _LABELS, {**self._wanted, **dropped}),
+            *map_patch(self._node, _LABELS, {**self._desired, **dropped}),
             *map_patch(self._node, _ANNOTATIONS, {self._annotation: self._note() or None}),
         ]
 
     def _note(self) -> str:
-        return ",".join(sorted(self._wanted))
+        return ",".join(sorted(self._desired))
 
 
 def _listed(text: str) -> set[str]:
@@ -312,7 +312,7 @@ class NodeFeature(_InCluster):
         where = f"nodefeature {space}/{name}"
         there = self._read(cluster, space, name)
         before = None if there is None else strings(there, ("spec", "labels"))
-        after = labels if before is None else settled(labels, before)
+        after = labels if before is None else with_kept_timestamp(labels, before)
         changed = change(where, before, after)
         owners = self._owners(cluster, space)
         if changed.action == "unchanged" and there is not None:

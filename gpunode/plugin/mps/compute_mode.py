@@ -58,7 +58,7 @@ class ComputeModes:
             f"{uuid} -c DEFAULT lets processes use it again"
             for uuid in before.modes.keys() - usable.keys()
         }
-        self._remember({**usable, **self.remembered})
+        self._remember({**usable, **self.recorded_modes})
         change = [f"{uuid}={EXCLUSIVE_PROCESS}" for uuid, mode in usable.items() if mode != EXCLUSIVE_PROCESS]
         after = self._run_child("set", change, _SECONDS, desired) if change else Modes()
         return {**before.errors, **refused, **after.errors}
@@ -67,7 +67,7 @@ class ComputeModes:
         """Restore the recorded modes, and delete the record. Return, by UUID, those that failed and stay
         recorded."""
         seconds = _HURRIED_SECONDS if hurry else _SECONDS
-        modes = self.remembered
+        modes = self.recorded_modes
         if not modes:
             return {}
         done = self._run_child("restore", [f"{uuid}={mode}" for uuid, mode in modes.items()], seconds)
@@ -76,7 +76,7 @@ class ComputeModes:
         return done.errors
 
     @property
-    def remembered(self) -> dict[str, int]:
+    def recorded_modes(self) -> dict[str, int]:
         """The recorded modes by UUID. A file that isn't ours, or is damaged, is ignored."""
         try:
             read = json.loads(self._host.read_text(self._path) or "{}")

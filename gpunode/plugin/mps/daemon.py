@@ -89,7 +89,7 @@ class Control:
         return self.send("get_default_active_thread_percentage", seconds=seconds).ok
 
 
-def taken(host: Host, pipe: str) -> bool:
+def has_listener(host: Host, pipe: str) -> bool:
     """Whether a daemon listens on the control socket (SOCK_SEQPACKET) in `pipe`; it isn't queried."""
     return host.socket_state(f"{pipe}/control") in ("other-type", "listening")
 
@@ -328,7 +328,7 @@ def forget(host: Host, spec: DaemonSpec, root: str) -> None:
     """Remove our files and those of the ended daemon, and the directories if they contain nothing else."""
     for name in (FILE, ".started"):
         host.remove(f"{spec.directory}/{name}")
-    if taken(host, spec.pipe):
+    if has_listener(host, spec.pipe):
         return  # a daemon that isn't ours
     for name in ("control", "control_lock", "control_privileged", "log"):  # the daemon leaves these
         host.remove(f"{spec.pipe}/{name}")

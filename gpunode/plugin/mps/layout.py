@@ -227,7 +227,7 @@ def container_parts(
 
     The limits grow with the shares: k of N shares of a GPU may use k/N of its memory, and of its threads. A
     variable holds one percentage for all GPUs of a container, so the smallest counts. Shares of several
-    daemons never meet here: `model.requested` refuses more than one share where each GPU has its own.
+    daemons never meet here: `model.requested_devices` refuses more than one share where each GPU has its own.
     """
     counts = _share_counts(devices)
     if not counts:

@@ -26,10 +26,10 @@ from gpunode.plugin.mps.daemon import (
     end,
     find_program,
     forget,
+    has_listener,
     left_behind,
     remains,
     start,
-    taken,
 )
 from gpunode.plugin.mps.layout import MPS, NOT_YET, DaemonSpec, daemon_specs, prepare, root_of
 
@@ -547,5 +547,5 @@ class Onlooker(DaemonThread):
         try:
             program = find_program(self._host, self._settings)
         except DaemonError:  # a container without the driver's programs: a listening process is enough
-            return taken(self._host, pipe)
+            return has_listener(self._host, pipe)
         return Control(self._host, program, pipe).answers()

@@ -148,7 +148,7 @@ class HookChoice:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._asked: tuple[object, HookProgram | None] = ((), None)
+        self._choice: tuple[object, HookProgram | None] = ((), None)
 
     def choose(self, settings: Settings, roots: Roots) -> HookProgram | None:
         """None where there is no program, or all hooks are disabled: the specification then has only
@@ -157,9 +157,9 @@ class HookChoice:
         if "all" in disabled:
             return None
         key = (settings.nvidia_cdi_hook_path, roots, self.programs(settings, roots))
-        if self._asked[0] != key:
-            self._asked = key, _find(self._host, settings, roots)
-        program = self._asked[1]
+        if self._choice[0] != key:
+            self._choice = key, _find(self._host, settings, roots)
+        program = self._choice[1]
         return replace(program, known=program.known - disabled) if program else None
 
     def programs(self, settings: Settings, roots: Roots) -> tuple[object, ...]:
@@ -223,17 +223,17 @@ class CdiSpecs:
         self._log = log
         self._hooks = HookChoice(host)
         self._lock = Lock()
-        self._wanted: _SpecSource | None = None
+        self._desired: _SpecSource | None = None
         self._written: object = None  # the input of the files when they were last right
         self._task = task or BackgroundTask("cdi")
         self._looked = float("-inf")
-        self._told: tuple[str, ...] = ()
+        self._reported: tuple[str, ...] = ()
         self._problems: Mapping[str, Problem] = {}  # by unit; replaced as a whole
 
     def write(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
         """Write the files that this plan needs, where a cdi-* strategy is on; a failure is a `problem`."""
         with self._lock:
-            self._wanted = _SpecSource(settings, inventory, plan) if uses_cdi(settings) else None
+            self._desired = _SpecSource(settings, inventory, plan) if uses_cdi(settings) else None
             self._refresh()
 
     def problem(self, resource: Resource, unit: Unit) -> Problem | None:
@@ -242,7 +242,7 @@ class CdiSpecs:
 
     def tick(self, now: float) -> None:
         """Check whether the files are still right."""
-        desired = self._wanted
+        desired = self._desired
         seconds = RETRY_SECONDS if self._problems else CHECK_SECONDS
         if desired is None or now < self._looked + seconds or self._task.busy:
             return
@@ -263,7 +263,7 @@ class CdiSpecs:
     # --- writing ----------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        desired = self._wanted
+        desired = self._desired
         if desired is None or not desired.plan.resources:
             self._problems, self._written = {}, None
             return
@@ -332,8 +332,8 @@ class CdiSpecs:
         self._written = None
         units = {unit.id: unit.index for resource in plan.resources for unit in resource.units}
         failure = (error.message, error.hint, *units)
-        if failure != self._told:
-            self._told = failure
+        if failure != self._reported:
+            self._reported = failure
             self._log.error(
                 "GPUs are unhealthy: no CDI specification can be written",
                 code="cdi",
@@ -341,18 +341,20 @@ class CdiSpecs:
                 reason=error.message,
                 hint=error.hint,
             )
-        self._condemn(dict.fromkeys(units, f"no CDI specification: {error.message}"), logged=True)
+        self._set_problems(dict.fromkeys(units, f"no CDI specification: {error.message}"), logged=True)
 
     def _succeeded(self, content: Content, written: Iterable[str]) -> None:
         for path in written:
             self._log.info("CDI specification written", path=path, devices=len(content.specs[path].devices))
-        if content.notes != self._told:
+        if content.notes != self._reported:
             for note in content.notes:
                 self._log.warning("CDI specification", note=note)
-            self._told = content.notes
-        self._condemn({unit: f"no CDI specification has it: {why}" for unit, why in content.missing.items()})
+            self._reported = content.notes
+        self._set_problems(
+            {unit: f"no CDI specification has it: {why}" for unit, why in content.missing.items()}
+        )
 
-    def _condemn(self, reasons: Mapping[str, str], logged: bool = False) -> None:
+    def _set_problems(self, reasons: Mapping[str, str], logged: bool = False) -> None:
         """A problem that persists keeps the time when it began."""
         now, before = self._host.now(), self._problems
         self._problems = {

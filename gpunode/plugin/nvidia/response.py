@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Answer, DeviceNode, Mount, Resource, Snapshot, Unit, requested
+from gpunode.plugin.model import Answer, DeviceNode, Mount, Resource, Snapshot, Unit, requested_devices
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
@@ -26,7 +26,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     `AllocationError` names a device that doesn't exist, with some that do, or one that is unhealthy, with the
     reason: a container would not start on it, and would not say why.
     """
-    devices = requested(snapshot, ids)
+    devices = requested_devices(snapshot, ids)
     resource = snapshot.resource
     units = tuple({device.unit.id: device.unit for device in devices}.values())
     names = [unit.index if settings.device_id_strategy == "index" else unit.id for unit in units]

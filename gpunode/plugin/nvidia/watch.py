@@ -161,7 +161,7 @@ class Outcome:
         return replace(self, reason=f"{reason}: {self.question}" if self.question else reason)
 
 
-class Hearing:
+class ChildReader:
     """Listens to one child. `found` is called for each inventory: why it has no GPU to advertise, or ""."""
 
     def __init__(
@@ -357,7 +357,7 @@ class Watch:
         self._timeouts = 0
         self._unchanged = 0
         self._away = 0.0  # until when NVML stays closed
-        self._anew = False
+        self._reopen = False
         self._seen = False
         self.waiting = "waiting for the NVIDIA driver"
 
@@ -380,7 +380,7 @@ class Watch:
         """Apply other settings; the child is restarted if its own settings changed."""
         if settings.health.poll_seconds != self._settings.health.poll_seconds:
             self._settings = settings
-            self._anew = True
+            self._reopen = True
             self._look()
 
     def let_go(self) -> None:
@@ -410,12 +410,12 @@ class Watch:
                     self._keep_closed(stop)
                     continue
                 self._soon.clear()
-                self._anew = False
+                self._reopen = False
                 before = node_traces(self._host)
                 started = self._host.monotonic()
                 outcome = self._listen(sink, stop)
                 lived = self._host.monotonic() - started
-                pause = self._judge(outcome, sink, lived)
+                pause = self._handle_end(outcome, sink, lived)
                 self._pause(stop, before, pause)
         finally:
             self._end_child()
@@ -438,12 +438,12 @@ class Watch:
         with self._lock:
             self._child = child
         seconds, clock = self._settings.probe_seconds, self._host.monotonic
-        hearing = Hearing(
+        reader = ChildReader(
             child, sink, self._log, seconds, self._inventory_seen, clock, self._rarely, self._missed
         )
-        outcome = hearing.run(lambda: stop.is_set() or self._away > 0 or self._anew or self._due_again())
+        outcome = reader.run(lambda: stop.is_set() or self._away > 0 or self._reopen or self._due_again())
         self._missed.ended()
-        self._uuids |= hearing.uuids
+        self._uuids |= reader.uuids
         code = self._end_child()
         return outcome.ended(code)
 
@@ -457,7 +457,7 @@ class Watch:
             self._stuck.append(child)
         return code
 
-    def _judge(self, outcome: Outcome, sink: Sink, lived: float) -> float:
+    def _handle_end(self, outcome: Outcome, sink: Sink, lived: float) -> float:
         """Handle a child's end; return the seconds until the next one."""
         if outcome.kind == "stopped":
             return 0.0

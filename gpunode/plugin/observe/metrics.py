@@ -426,7 +426,7 @@ class Metrics(Collector):
         self._service = service
         self._counters = Counters()
         service.observers.append(self._counters.call)
-        service.ledger.witnesses.append(self._counters.event)
+        service.ledger.event_observers.append(self._counters.event)
         self._pods = Pods(service)
         self._started = self.configured = service.host.now()
         self._registry = CollectorRegistry(auto_describe=False)

@@ -30,12 +30,12 @@ class SimulatedBackend:
         self._settings = settings
         self._log = log
         self._node = SimulatedNode(settings.simulate, host)
-        self._told = False
+        self._reported = False
         self._next_look = math.inf
 
     @property
     def waiting(self) -> str:
-        return "" if self._told else self._node.driver_gone or "making the simulated GPUs"
+        return "" if self._reported else self._node.driver_gone or "making the simulated GPUs"
 
     def run(self, sink: Sink, stop: Event) -> None:
         spec = self._settings.simulate
@@ -79,8 +79,8 @@ class SimulatedBackend:
         self._next_look = self._host.monotonic() + _LOOK_SECONDS  # each change is checked twice, as with NVML
 
     def _report(self, sink: Sink) -> None:
-        self._told = not self._node.driver_gone
-        if self._told:
+        self._reported = not self._node.driver_gone
+        if self._reported:
             sink.seen(self._node.inventory, self._node.topology)
         else:
             sink.broken(self._node.driver_gone, True)

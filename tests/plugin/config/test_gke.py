@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
-from gpunode.plugin.config.gke import Translation, documents, settled, translate
+from gpunode.plugin.config.gke import Translation, as_config_file, documents, translate
 from tests.cli import Ran, clean_environment, command, gpunode
 from tests.plugin.config.resolving import resolve_text
 
@@ -25,7 +25,7 @@ def check_config(file: Path, *argv: str) -> Ran:
 
 
 def from_gke(tree: Any) -> Translation:
-    return settled(translate(documents(json.dumps(tree).encode())))[0]
+    return as_config_file(translate(documents(json.dumps(tree).encode())))[0]
 
 
 # --- GKE ------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def xid_map(xids: str) -> dict[str, Any]:
 
 def test_xids_of_the_gke_config_map_override_the_file() -> None:
     stream = (json.dumps({"HealthCriticalXid": [61]}), json.dumps(xid_map("32, 79,74")))
-    found = settled(translate(documents("\n---\n".join(stream).encode())))[0]
+    found = as_config_file(translate(documents("\n---\n".join(stream).encode())))[0]
     assert found.config["health"] == {"disable": ["all"], "enable": [32, 48, 74, 79]}
     assert from_gke(xid_map("31")).config["health"]["enable"] == [31, 48]
     for wrong, message in ((xid_map("31,x"), "'x' is not an XID"), ({"kind": "ConfigMap"}, "isn't of GKE's")):
@@ -158,7 +158,7 @@ trees = st.recursive(
 @given(trees)
 def test_any_gke_file_is_translated_or_refused(tree: Any) -> None:
     try:
-        found, text = settled(translate(documents(yaml.safe_dump(tree).encode())))
+        found, text = as_config_file(translate(documents(yaml.safe_dump(tree).encode())))
     except ConfigError:
         return
     assert yaml.safe_load(text) == found.config

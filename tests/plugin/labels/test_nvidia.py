@@ -15,7 +15,15 @@ from gpunode.gpu.model import Gpu, Inventory, MigDevice, MigSize
 from gpunode.host import Host
 from gpunode.plugin.config.settings import LabelSettings, NameRule, Settings, SharedResource, Sharing
 from gpunode.plugin.labels.make import planned
-from gpunode.plugin.labels.model import Labels, Machine, key_problem, label_value, made, sanitised, settled
+from gpunode.plugin.labels.model import (
+    Labels,
+    Machine,
+    key_problem,
+    label_value,
+    sanitised,
+    valid_labels,
+    with_kept_timestamp,
+)
 from gpunode.plugin.labels.nvidia import family, nvidia_labels
 
 NOW = 1_800_000_000.9
@@ -360,14 +368,14 @@ def test_every_value_is_valid_for_kubernetes(text: str) -> None:
 
 def test_key_that_kubernetes_refuses_is_reported() -> None:
     long = "nvidia.com/" + "x" * 60
-    found = made({f"{long}.product": "a", "nvidia.com/gpu.count": "1"})
+    found = valid_labels({f"{long}.product": "a", "nvidia.com/gpu.count": "1"})
     assert found.values == {"nvidia.com/gpu.count": "1"}
     assert found.warnings[0].startswith(f"the label {long}.product is left out")
 
 
 def test_timestamp_is_that_of_the_last_change() -> None:
     before = {"nvidia.com/gfd.timestamp": "1", "nvidia.com/gpu.count": "8"}
-    assert settled({**before, "nvidia.com/gfd.timestamp": "2"}, before) is before
+    assert with_kept_timestamp({**before, "nvidia.com/gfd.timestamp": "2"}, before) is before
     other = {"nvidia.com/gfd.timestamp": "2", "nvidia.com/gpu.count": "7"}
-    assert settled(other, before) is other
-    assert settled({"nvidia.com/gpu.count": "8"}, before) == {"nvidia.com/gpu.count": "8"}
+    assert with_kept_timestamp(other, before) is other
+    assert with_kept_timestamp({"nvidia.com/gpu.count": "8"}, before) == {"nvidia.com/gpu.count": "8"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.mps_control import fetch_real_program
-from gpunode.plugin.mps.daemon import Control, taken
+from gpunode.plugin.mps.daemon import Control, has_listener
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.test_supervisor import kept, spec, up
 from tests.plugin.nodes import MemoryLog, eventually
@@ -39,7 +39,7 @@ def test_real_daemon_is_supervised(real: MpsNode, program: Path) -> None:
     with kept(real, wanted, log) as made:
         assert up(made), log.lines
         control = Control(real.host, str(program), wanted.pipe)
-        assert taken(real.host, wanted.pipe)
+        assert has_listener(real.host, wanted.pipe)
         assert control.query("get_default_device_pinned_mem_limit 1")[0] == "1000M"
         assert control.query("get_default_active_thread_percentage")[0] == "25.0"
         limit = f"get_default_device_pinned_mem_limit {wanted.gpus[1]}"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import AllocationError, Mount, Snapshot, requested
+from gpunode.plugin.model import AllocationError, Mount, Snapshot, requested_devices
 from gpunode.plugin.mps.layout import container_parts, limit
 from gpunode.plugin.nvidia.response import answer
 from tests.plugin.mps.resources import NAME, snapshot, uuid
@@ -25,7 +25,7 @@ def shares(index: int, *numbers: int) -> list[str]:
 
 def parts(settings: Settings, shown: Snapshot, ids: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
     """As in the response to a request for these devices."""
-    return container_parts(settings, shown.resource, requested(shown, ids))
+    return container_parts(settings, shown.resource, requested_devices(shown, ids))
 
 
 def test_one_share_of_a_gpu_with_its_own_daemon() -> None:
