@@ -11,7 +11,10 @@ import gpunode
 
 ROOT = Path(gpunode.__file__).parent
 # packages of which the strings are rewritten; this list only grows
-PACKAGES = ("daemons", "kubernetes", "mig", "packages", "runtime", "checks", "facts", "host", "output")
+PACKAGES = (
+    *("daemons", "kubernetes", "mig", "packages", "runtime", "checks", "facts", "host", "output"),
+    "plugin",
+)
 WORDS = re.compile(
     r"\b(mends?|mended|told|nobody|somebody|someone|whoever|whose|anew|strangers?|begun|in force|taken back|"
     r"puts? back|of no use)\b",
@@ -24,8 +27,8 @@ VAGUE = {
     *("asked", "behind", "came", "found", "given", "got", "judged", "meant", "mine", "named", "one", "ours"),
     *("said", "settled", "some", "theirs", "thing", "told", "wanted", "who", "whom"),
 }
-# fixed data, not text: a state in the journal, a user, a key of the JSON report, the name of a version gate
-DATA = {"begun", "mends", "cgroup-driver-told"}
+# fixed data, not text: a state in the journal, a user, keys of reports and logs, the name of a version gate
+DATA = {"begun", "mend", "mends", "cgroup-driver-told"}
 
 
 def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -31,7 +31,7 @@ from gpunode.plugin.model import (
     Sink,
     Snapshot,
     Unit,
-    deselected,
+    deselection,
     gpu_unit,
     idle_rules,
     requested_devices,
@@ -53,7 +53,7 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
     same device, or a name isn't valid."""
     known, left_out = _known(inventory)
     units = [unit for gpu in known for unit in _units(gpu)]
-    reasons, warnings = deselected(settings, units)
+    reasons, warnings = deselection(settings, units)
     left_out += [LeftOut(unit.index, unit.id, reasons[unit.id]) for unit in units if unit.id in reasons]
     selected = [unit for unit in units if unit.id not in reasons]
     for kind in ("gpu", "mig"):

@@ -26,6 +26,12 @@ class BackgroundTask:
         self._thread = Thread(target=self._work, args=(task,), name=self._name, daemon=True)
         self._thread.start()
 
+    def join(self, seconds: float) -> bool:
+        """Wait for the last task, at most this long; return whether it has ended."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return not self.busy
+
     def _work(self, task: Callable[[], None]) -> None:
         try:
             task()

@@ -7,7 +7,7 @@ from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.health import HealthChecker, HealthMemory
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Backend, Plan
+from gpunode.plugin.model import Backend
 from gpunode.plugin.serve import PluginService
 
 
@@ -21,7 +21,11 @@ def make_service(host: Host, settings: Settings, log: Log) -> PluginService:
     if settings.vendor == "nvidia" and not settings.simulate:
         add_cdi(service)
         if host.live:
-            add_mps(service)
+            from gpunode.plugin.mps.supervisor import Supervisor
+
+            supervisor = Supervisor(host, log, service.ledger)
+            service.ledger.vetoes.append(supervisor)
+            service.parts.append(supervisor)
     if settings.labels.to:
         add_labels(service)
     from gpunode.plugin.observe.status_file import StatusFile
@@ -43,20 +47,6 @@ def add_cdi(service: PluginService) -> None:
     service.backend.replan = service.ledger.replan
     service.ledger.vetoes.append(service.backend)
     service.parts.append(service.backend)
-
-
-def add_mps(service: PluginService) -> None:
-    """MPS daemons; does nothing while no resource is shared with MPS."""
-    from gpunode.plugin.mps.supervisor import Supervisor
-
-    ledger = service.ledger
-
-    def source() -> tuple[Settings, Plan] | None:
-        return (ledger.settings, ledger.plan) if ledger.planned and not ledger.trouble else None
-
-    supervisor = Supervisor(service.host, service.log, source, ledger.tick)
-    ledger.vetoes.append(supervisor)
-    service.parts.append(supervisor)
 
 
 def add_labels(service: PluginService) -> None:

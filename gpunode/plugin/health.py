@@ -26,9 +26,9 @@ from gpunode.plugin.health_marks import (
     FABRIC,
     STANDING,
     Mark,
-    healed,
+    is_healed,
     needs_reset,
-    standing,
+    reading_marks,
     with_reading,
     worst,
 )
@@ -179,9 +179,7 @@ class HealthChecker:
         for gpu in inventory.gpus:
             if not gpu.uuid:
                 continue
-            state = self._gpus.get(gpu.uuid)
-            if state is None:
-                state = self._gpus[gpu.uuid] = GpuState(gpu.uuid)
+            state = self._gpus.setdefault(gpu.uuid, GpuState(gpu.uuid))
             if gpu.error:
                 state.lose(gpu, now)
             else:
@@ -190,9 +188,7 @@ class HealthChecker:
 
     def readings(self, readings: Sequence[Reading], now: float) -> None:
         for reading in readings:
-            state = self._gpus.get(reading.uuid)
-            if state is None:
-                state = self._gpus[reading.uuid] = GpuState(reading.uuid)
+            state = self._gpus.setdefault(reading.uuid, GpuState(reading.uuid))
             before = state.reading
             if reading == before:
                 continue
@@ -238,7 +234,12 @@ class HealthChecker:
         for gpu, marks in list(self._marks.items()):
             known = self._gpus.get(gpu)
             if known is not None and known.problem is None:
-                self._put(gpu, [mark for mark in marks if not self._healed(known, mark, now)])
+                still = [
+                    mark
+                    for mark in marks
+                    if not is_healed(mark, known.reading, now, self._hold(known, mark, now))
+                ]
+                self._put(gpu, still)
 
     def problem(self, unit: Unit) -> Problem | None:
         marks = self._marks.get(unit.gpu)
@@ -294,9 +295,8 @@ class HealthChecker:
 
     def _apply_reading(self, state: GpuState, reading: Reading, now: float) -> None:
         """Add marks for problems in the reading, and end those that it no longer shows."""
-        present = (
-            {mark.code: mark for mark in standing(reading, now)} if readings_count(self._settings) else {}
-        )
+        new_marks = reading_marks(reading, now) if readings_count(self._settings) else ()
+        present = {mark.code: mark for mark in new_marks}
         marks = self._marks.get(state.uuid, ())
         self._put(
             state.uuid,
@@ -338,9 +338,6 @@ class HealthChecker:
 
     def _still_counts(self, mark: Mark) -> bool:
         return readings_count(self._settings) if mark.xid is None else counts(mark.xid, self._settings)
-
-    def _healed(self, state: GpuState, mark: Mark, now: float) -> bool:
-        return healed(mark, state.reading, now, self._hold(state, mark, now))
 
     def _hold(self, state: GpuState, mark: Mark, now: float) -> float:
         """Seconds; joining the fabric for the first time is a start, not a failure."""

@@ -85,7 +85,7 @@ class Mark:
         return unit.gi == self.gi and (self.ci is None or unit.ci == self.ci)
 
 
-def standing(reading: Reading, now: float) -> Iterator[Mark]:
+def reading_marks(reading: Reading, now: float) -> Iterator[Mark]:
     """A mark for each problem that a reading shows. A nonzero count of uncorrectable ECC errors is none: row
     remapping and page retirement report its consequences."""
     for code, reason, recovery in _problems(reading):
@@ -145,7 +145,7 @@ def evidence(mark: Mark, reading: Reading) -> bool:
     return fell or reloaded or (mark.asked and reading.recovery_action == "none")
 
 
-def healed(mark: Mark, reading: Reading | None, now: float, hold: float) -> bool:
+def is_healed(mark: Mark, reading: Reading | None, now: float, hold: float) -> bool:
     """Whether the device may be allocated again; `reading` is the GPU's present one."""
     if mark.kind in (RESTART_APP, APPLICATION, IGNORE):
         return now - mark.last >= hold

@@ -117,9 +117,7 @@ class Ledger:
         self.feeds: dict[str, Feed] = {}
         self.vetoes: list[Veto] = []
         self.changed: list[Callable[[], None]] = []
-        self.event_observers: list[
-            Callable[[GpuEvent], None]
-        ] = []  # called by the backend's thread
+        self.event_observers: list[Callable[[GpuEvent], None]] = []  # called by the backend's thread
 
     # --- events -----------------------------------------------------------------------------------------
 
@@ -152,8 +150,8 @@ class Ledger:
         with self._lock:
             self._checker.event(event, self._clock())
             self._publish()
-        for tell in self.event_observers:
-            tell(event)
+        for observe in self.event_observers:
+            observe(event)
         self._notify()
 
     def broken(self, reason: str, sure: bool) -> None:

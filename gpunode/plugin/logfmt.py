@@ -143,15 +143,13 @@ class Rarely:
     def times(self, what: object) -> int:
         """0 if `what` is not to be reported now, else how often it occurred since the last report."""
         with self._lock:
-            return self._times(what, self._clock())
-
-    def _times(self, what: object, now: float) -> int:
-        reported, suppressed = self._seen.get(what, (-self._seconds, 0))
-        if now - reported < self._seconds:
-            self._seen[what] = (reported, suppressed + 1)
-            return 0
-        self._seen.pop(what, None)
-        while len(self._seen) >= self._KINDS:
-            del self._seen[next(iter(self._seen))]
-        self._seen[what] = (now, 0)
-        return suppressed + 1
+            now = self._clock()
+            reported, suppressed = self._seen.get(what, (-self._seconds, 0))
+            if now - reported < self._seconds:
+                self._seen[what] = (reported, suppressed + 1)
+                return 0
+            self._seen.pop(what, None)
+            while len(self._seen) >= self._KINDS:
+                del self._seen[next(iter(self._seen))]
+            self._seen[what] = (now, 0)
+            return suppressed + 1

@@ -491,7 +491,7 @@ def unmatched(selectors: Iterable[str], units: Sequence[Unit]) -> tuple[str, ...
     return tuple(selector for selector in selectors if not any(map(matcher(selector), units)))
 
 
-def deselected(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str], list[str]]:
+def deselection(settings: Settings, units: Sequence[Unit]) -> tuple[dict[str, str], list[str]]:
     """Why a unit is not advertised, by its id, for units that `include` and `exclude` remove; and which
     selectors match nothing."""
     warnings = [

@@ -62,7 +62,7 @@ class Reader:
             if name is None:
                 self._unknown(line, path, key, spelled.values())
             elif name in seen:
-                self.wrong(line, joined(path, key), f"the same key as on line {seen[name]}, in other case")
+                self.wrong(line, key_path(path, key), f"the same key as on line {seen[name]}, in other case")
             else:
                 seen[name] = line
                 yield name, line, value
@@ -90,9 +90,9 @@ class Reader:
             f" Known here: {_names(siblings)}" if message[-1] == "?" else f"; known here: {_names(siblings)}"
         )
         if self._lenient:
-            self.warn(line, joined(path, key), message.replace("unknown key", "unknown key, ignored", 1))
+            self.warn(line, key_path(path, key), message.replace("unknown key", "unknown key, ignored", 1))
         else:
-            self.wrong(line, joined(path, key), message, hint)
+            self.wrong(line, key_path(path, key), message, hint)
 
     # --- values ----------------------------------------------------------------------------------------
 
@@ -111,12 +111,12 @@ class Reader:
         if item.kind == "list" and option.takes_many:
             wrong = [entry for entry in item.items if entry.kind != "scalar"]
             for entry in wrong:
-                self.wrong(entry.line, path, f"expected {expected(option)}; found {entry.what}")
+                self.wrong(entry.line, path, f"expected {expected_text(option)}; found {entry.what}")
             return None if wrong else [entry.text for entry in item.items]
         if item.kind == "null":
             return None
         if item.kind != "scalar":
-            self.wrong(item.line, path, f"expected {expected(option)}; found {item.what}")
+            self.wrong(item.line, path, f"expected {expected_text(option)}; found {item.what}")
             return None
         text = _YAML_WORDS.get(item.text, item.text) if option.kind == "boolean" else item.text
         if option.kind in ("hold", "interval") and is_number(text):
@@ -139,11 +139,11 @@ class Reader:
 _BOOLEAN = Option("", "", "boolean")
 
 
-def joined(path: str, key: str) -> str:
+def key_path(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
-def expected(option: Option) -> str:
+def expected_text(option: Option) -> str:
     """For messages: the values that an option accepts."""
     if option.allowed:
         return ("one or more of " if option.takes_many else "one of ") + ", ".join(option.allowed)
@@ -194,14 +194,14 @@ def _section(reader: Reader, name: str, item: Item, vendor: str) -> Sharing | No
     fields = {key: value for key, _, value in reader.fields(item, path, SECTION_KEYS, exact=True)}
     for key, value in fields.items():
         if key == "renameByDefault":
-            rename = bool(reader.boolean(value, joined(path, key)))
+            rename = bool(reader.boolean(value, key_path(path, key)))
         elif key == "failRequestsGreaterThanOne":
-            flag = reader.boolean(value, joined(path, key))
+            flag = reader.boolean(value, key_path(path, key))
             single = single if flag is None else flag
     listed = fields.get("resources", Item(item.line, "null"))
-    entries = list(reader.entries(listed, joined(path, "resources")))
+    entries = list(reader.entries(listed, key_path(path, "resources")))
     if item.kind == "map" and not entries and listed.kind in ("null", "list"):
-        reader.wrong(listed.line, joined(path, "resources"), "at least one {name, replicas} is needed")
+        reader.wrong(listed.line, key_path(path, "resources"), "at least one {name, replicas} is needed")
     resources = [
         shared
         for entry_path, entry in entries
@@ -222,10 +222,10 @@ def _resource(
     if name and rename and not renamed and (problem := resource_name_problem(f"{name}.shared")):
         line = fields["name"].line
         reader.wrong(
-            line, joined(path, "name"), f"with .shared behind it, which renameByDefault adds: {problem}"
+            line, key_path(path, "name"), f"with .shared behind it, which renameByDefault adds: {problem}"
         )
     replicas = _replicas(reader, section, fields.get("replicas"), item, path)
-    devices = _devices(reader, fields["devices"], joined(path, "devices")) if "devices" in fields else None
+    devices = _devices(reader, fields["devices"], key_path(path, "devices")) if "devices" in fields else None
     if len(reader.problems) > before or name is None:
         return None
     return SharedResource(name, replicas, renamed or "", devices)
@@ -244,14 +244,14 @@ def _name(
     item = fields.get(key)
     if item is None or item.kind == "null" or (item.kind == "scalar" and not item.text):
         if required and holder.kind == "map":
-            reader.wrong((item or holder).line, joined(path, key), f"{key} is needed")
+            reader.wrong((item or holder).line, key_path(path, key), f"{key} is needed")
         return None
     if item.kind != "scalar":
-        reader.wrong(item.line, joined(path, key), f"expected a resource's name; found {item.what}")
+        reader.wrong(item.line, key_path(path, key), f"expected a resource's name; found {item.what}")
         return None
     name = item.text if "/" in item.text else f"{vendor}.com/{item.text}"
     if problem := resource_name_problem(name):
-        reader.wrong(item.line, joined(path, key), f"{name!r}: {problem}")
+        reader.wrong(item.line, key_path(path, key), f"{name!r}: {problem}")
         return None
     return name
 
@@ -261,12 +261,12 @@ def _replicas(reader: Reader, section: str, item: Item | None, holder: Item, pat
     allowed = f"a whole number from {least} to {MAX_REPLICAS}"
     if item is None or item.kind == "null":
         if holder.kind == "map":
-            reader.wrong((item or holder).line, joined(path, "replicas"), f"replicas is needed: {allowed}")
+            reader.wrong((item or holder).line, key_path(path, "replicas"), f"replicas is needed: {allowed}")
         return 0
     whole = item.kind == "scalar" and _COUNT.fullmatch(item.text) is not None
     if not whole or not least <= int(item.text) <= MAX_REPLICAS:
         hint = "leave the entry out for GPUs that aren't shared" if item.text == "1" else ""
-        reader.wrong(item.line, joined(path, "replicas"), f"{item.what} is not {allowed}", hint)
+        reader.wrong(item.line, key_path(path, "replicas"), f"{item.what} is not {allowed}", hint)
         return 0
     return int(item.text)
 
@@ -302,7 +302,7 @@ def read_rules(reader: Reader, item: Item, path: str, vendor: str) -> tuple[Name
         if entry.kind == "null":
             reader.wrong(entry.line, entry_path, "expected a mapping of pattern and name; found nothing")
         if entry.kind == "map" and (pattern is None or not pattern.text):
-            reader.wrong((pattern or entry).line, joined(entry_path, "pattern"), "pattern is needed")
+            reader.wrong((pattern or entry).line, key_path(entry_path, "pattern"), "pattern is needed")
         name = _name(reader, fields, "name", entry, entry_path, vendor, required=True)
         if len(reader.problems) == before and pattern is not None and name is not None:
             rules.append(NameRule(RULE_LISTS[path.rpartition(".")[2]], pattern.text, name))
@@ -390,7 +390,7 @@ def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
     for key, line, item in reader.fields(
         parts.get("resources", (1, EMPTY))[1], "resources", ("gpus", "mig", "include", "exclude")
     ):
-        path = joined("resources", key)
+        path = key_path("resources", key)
         if key in RULE_LISTS:
             rules += read_rules(reader, item, path, vendor)
             lines.setdefault("rules", line)
@@ -420,7 +420,7 @@ def _options(reader: Reader, path: str, item: Item) -> Iterator[tuple[Option, An
     below = [key for key in known_keys() if key.startswith(f"{path}.")]
     names = tuple(dict.fromkeys(key.removeprefix(f"{path}.").partition(".")[0] for key in below))
     for name, _, value in reader.fields(item, path, names):
-        key = joined(path, name)
+        key = key_path(path, name)
         option = by_key().get(key)
         if option is None:
             yield from _options(reader, key, value)

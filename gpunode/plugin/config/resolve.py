@@ -133,13 +133,13 @@ class Sources:
     part: str = ""
     """The command: labels has GPU feature discovery's own variables before those that both have."""
     command: str = "plugin serve"
-    """Whose help the hints name."""
+    """The hints name its help."""
 
     def resolve(self, data: bytes | None = None) -> Resolved:
         """Everything merged and checked; never raises. `data` is the content of the file, if it was read."""
         return _Merge(self).resolve(data)
 
-    def given(self, option: Option) -> tuple[str, Sequence[str]] | None:
+    def lookup(self, option: Option) -> tuple[str, Sequence[str]] | None:
         """(origin, texts) from the command line or the environment. An empty variable counts as unset."""
         to = self.part == "labels" and option.field == "labels_to"  # --to of labels, --labels of the plugin
         if option.field in self.flags:
@@ -158,7 +158,7 @@ class Sources:
 
     @property
     def _file_option(self) -> str:
-        option = self.given(BY_FIELD["config_file"])
+        option = self.lookup(BY_FIELD["config_file"])
         return option[1][-1] if option else ""
 
     @property
@@ -194,7 +194,7 @@ class _Merge:
         self._lenient = self._is_lenient()
 
     def _is_lenient(self) -> bool:
-        lenient = self._sources.given(BY_FIELD["lenient"])
+        lenient = self._sources.lookup(BY_FIELD["lenient"])
         return lenient is not None and lenient[1][-1] in TRUE
 
     def resolve(self, data: bytes | None) -> Resolved:
@@ -214,7 +214,7 @@ class _Merge:
         return Resolved(settings, self._origins, tuple(self._problems), tuple(self._warnings), self._content)
 
     def _take_given(self, option: Option) -> None:
-        origin_texts = self._sources.given(option)
+        origin_texts = self._sources.lookup(option)
         if origin_texts is None:
             return
         origin, texts = origin_texts

@@ -39,11 +39,11 @@ def parse(option: Option, texts: Sequence[str]) -> Any:
     Lists are split at commas and trimmed; empty items don't count.
     """
     if option.kind not in LISTS:
-        return one(option, texts[-1])
+        return _value(option, texts[-1] if option.kind == "text" else texts[-1].strip())
     words = split(texts)
     if len(words) > MAX_LIST:
         raise ValueError(f"{len(words)} items are more than the {MAX_LIST} that make sense")
-    values = tuple(dict.fromkeys(item(option, word) for word in words))
+    values = tuple(dict.fromkeys(_value(option, word) for word in words))
     if option.kind == "choices" and not values and option.field != "labels_to":
         raise ValueError(f"at least one of {', '.join(option.allowed)} is needed")
     if option.field == "imex_channel_ids" and values not in ((), (0,)):
@@ -67,24 +67,11 @@ def valid_words(option: Option, texts: Sequence[str]) -> tuple[list[str], list[s
     return words, warnings
 
 
-def one(option: Option, text: str) -> Any:
-    """A value that isn't a list."""
-    if option.kind == "choice":
-        return _choice(option, text.strip())
-    return _KINDS[option.kind](text if option.kind == "text" else text.strip())
-
-
-def item(option: Option, word: str) -> Any:
-    """One item of a list."""
-    if option.kind == "choices":
-        return _choice(option, word)
-    return _ITEMS[option.kind](word)
-
-
-def _choice(option: Option, word: str) -> str:
-    if word not in option.allowed:
-        raise ValueError(f"{word!r} is not one of {', '.join(option.allowed)}")
-    return word
+def _value(option: Option, text: str) -> Any:
+    """A value, or one item of a list."""
+    if option.allowed and text not in option.allowed:
+        raise ValueError(f"{text!r} is not one of {', '.join(option.allowed)}")
+    return text if option.allowed else _KINDS[option.kind](text)
 
 
 def boolean(text: str) -> bool:
@@ -206,8 +193,6 @@ def selector(word: str) -> str:
 _KINDS: dict[str, Callable[[str], Any]] = {
     **{"text": _text, "boolean": boolean, "path": _path, "socket": _socket, "resource": _resource},
     **{"seconds": _seconds, "hold": _hold, "interval": _interval, "address": _address},
-}
-_ITEMS: dict[str, Callable[[str], Any]] = {
     **{"words": _text, "integers": _integer, "selectors": selector, "xids": xid},
 }
 

@@ -112,9 +112,6 @@ class Streams:
 # Requests are parsed here and not by grpc, which would print a traceback for bytes that aren't a message and
 # send the client no reason.
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a client's malformed frame isn't worth a log line
-
-
 VERSION = "v1beta1"
 REGISTRATION = f"{VERSION}.Registration"
 DEVICE_PLUGIN = f"{VERSION}.DevicePlugin"

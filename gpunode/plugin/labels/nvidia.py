@@ -27,9 +27,9 @@ from gpunode.plugin.labels.model import (
     sanitised,
     valid_labels,
 )
-from gpunode.plugin.model import Plan, Unit, deselected, ruled_name
+from gpunode.plugin.model import Plan, Unit, deselection, ruled_name
 from gpunode.plugin.nvidia.platform import ONE_DEVICE, TEGRA, platform_of
-from gpunode.plugin.nvidia.resources import DISPLAY_ONLY, GPU, MIG, cut, mig_name
+from gpunode.plugin.nvidia.resources import DISPLAY_ONLY, GPU, MIG, Notes, mig_name, units_of
 
 # The labels of resources, ``nvidia.com/gpu.product`` and the like: of whole GPUs and MIG devices. Pure.
 
@@ -63,7 +63,7 @@ def gpus_to_label(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     result = []
     for gpu in gpus:
         units = _units(settings, gpu)
-        reasons, _ = deselected(settings, units)
+        reasons, _ = deselection(settings, units)
         if gpu.name in DISPLAY_ONLY or (units and all(unit.id in reasons for unit in units)):
             continue
         result.append(replace(gpu, mig=tuple(mig for mig in gpu.mig if mig.uuid not in reasons)))
@@ -72,11 +72,11 @@ def gpus_to_label(settings: Settings, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 
 def unknown_words(settings: Settings, gpus: Iterable[Gpu]) -> list[str]:
     """Warnings for selectors of `include` and `exclude` that match nothing on this node."""
-    return deselected(settings, [unit for gpu in gpus for unit in _units(settings, gpu)])[1]
+    return deselection(settings, [unit for gpu in gpus for unit in _units(settings, gpu)])[1]
 
 
 def _units(settings: Settings, gpu: Gpu) -> list[Unit]:
-    return [candidate.unit for candidate in cut(gpu, settings.mig_strategy, NodeFacts({})).candidates]
+    return [candidate.unit for candidate in units_of(gpu, settings.mig_strategy, NodeFacts({}), Notes())]
 
 
 def resource_labels(

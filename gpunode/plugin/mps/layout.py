@@ -261,7 +261,7 @@ def _share_counts(devices: Iterable[Device]) -> Counter[str]:
 
 
 def _memory(settings: Settings, resource: Resource, mib: Mapping[str, int]) -> dict[str, str]:
-    """One limit for each GPU whose size is known.
+    """One limit for each GPU of known size.
 
     Indexes are those of the daemon; with more than one GPU there, or with a daemon of another owner, only the
     UUID is unambiguous, and the variable accepts it.

@@ -6,7 +6,7 @@ Without a resource that is shared with MPS no code of it runs or is loaded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from threading import Event, Thread, main_thread
@@ -14,6 +14,7 @@ from threading import Event, Thread, main_thread
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import Plan, Problem, Resource, Unit
 from gpunode.plugin.mps.compute_mode import ComputeModes
@@ -33,26 +34,22 @@ from gpunode.plugin.mps.daemon import (
 )
 from gpunode.plugin.mps.layout import MPS, NOT_YET, DaemonSpec, daemon_specs, prepare, root_of
 
-Source = Callable[[], tuple[Settings, Plan] | None]
-"""Settings and plan of this moment; None while it isn't known which GPUs there are: nothing is ended then."""
-
 _LOCK_SECONDS = 1.0
 _TURN_SECONDS = 0.5
 _CLOSE_SECONDS = 1.0
 
 
 class Supervisor:
-    """A `Part` and a `Veto`. `changed` is called when a device's health may have changed.
+    """A `Part` and a `Veto`; does nothing while no resource of the ledger's plan is shared with MPS.
 
     With `--mps` it keeps the daemons itself, otherwise it watches another service's.
     """
 
-    def __init__(self, host: Host, log: Log, source: Source, changed: Callable[[], None]) -> None:
+    def __init__(self, host: Host, log: Log, ledger: Ledger) -> None:
         self._host = host
         self._log = log
         self._say = OnChange(log)
-        self._source = source
-        self._changed = changed
+        self._ledger = ledger
         self._seen: tuple[Settings, Plan] | None = None
         self._due = False
         self._desired: tuple[DaemonSpec, ...] = ()
@@ -86,12 +83,12 @@ class Supervisor:
     # --- Part -------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> float | None:
-        work = self._source()
-        if work is None:
-            return None
-        self._turn(*work, now)
+        settings, plan = self._ledger.settings, self._ledger.plan
+        if not self._ledger.planned or self._ledger.trouble:
+            return None  # while it isn't known which GPUs there are nothing is ended
+        self._turn(settings, plan, now)
         # a keeper's thread has no other way to report an event
-        return _TURN_SECONDS if self._keepers or work[0].mps else None
+        return _TURN_SECONDS if self._keepers or settings.mps else None
 
     def _turn(self, settings: Settings, plan: Plan, now: float) -> None:
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
@@ -143,7 +140,7 @@ class Supervisor:
             if self._foreign is None or self._foreign.reason != reason:
                 self._foreign = Problem("mps", reason, self._host.now())
                 self._say.warning(reason, hint=error.hint)
-                self._changed()
+                self._ledger.tick()
             return False
         self._locked, self._foreign = root, None
         self._sweep(settings, root)
@@ -194,7 +191,7 @@ class Supervisor:
         if problems == self._reported:
             return
         self._reported = problems
-        self._changed()
+        self._ledger.tick()
         if self._locked and settings.mps:
             path = f"{self._locked}/.ready"
             if self.ready:

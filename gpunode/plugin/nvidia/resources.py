@@ -6,7 +6,7 @@ every node are an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
@@ -20,7 +20,7 @@ from gpunode.plugin.model import (
     Plan,
     Problem,
     Unit,
-    deselected,
+    deselection,
     gpu_unit,
     idle_rules,
     ruled_name,
@@ -78,7 +78,7 @@ GPU, MIG = "gpu", "mig"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A unit that may be advertised. `sound` is false for one whose GPU can't be read now.
+    """A unit that may be advertised. `sound` is false if its GPU can't be read now.
 
     `missing` are device files of it that are unknown. `cut` is a whole GPU in MIG mode.
     """
@@ -90,24 +90,25 @@ class Candidate:
     cut: bool = False
 
 
-@dataclass(frozen=True)
-class CutGpu:
-    """The units of one GPU; `left_out` and `warning` have the others."""
+class Notes:
+    """Notes of a plan in addition to its resources; filled while it is made."""
 
-    candidates: tuple[Candidate, ...] = ()
-    left_out: LeftOut | None = None
-    warning: str = ""
+    def __init__(self) -> None:
+        self.left_out: list[LeftOut] = []
+        self.warnings: list[str] = []
+
+    def leave_out(self, unit: Unit, reason: str) -> None:
+        self.left_out.append(LeftOut(unit.index, unit.id, reason))
 
 
-def cut(gpu: Gpu, strategy: str, facts: NodeFacts) -> CutGpu:
+def units_of(gpu: Gpu, strategy: str, facts: NodeFacts, notes: Notes) -> tuple[Candidate, ...]:
     """The units of a GPU under a MIG strategy. A GPU that can't be read has its last known units."""
     if strategy == "none" or not gpu.mig_enabled:
-        return _whole(gpu, facts)
-    if gpu.mig:
-        parts = sorted(gpu.mig, key=lambda mig: mig.index)
-        return CutGpu(tuple(_part(gpu, mig, facts) for mig in parts))
-    reason = gpu.error or f"MIG mode is on and it holds no MIG device: {_no_devices(gpu)}"
-    return CutGpu(left_out=LeftOut(str(gpu.index), gpu.uuid, reason))
+        return (_whole(gpu, facts, notes),)
+    if not gpu.mig:
+        reason = gpu.error or f"MIG mode is on and it holds no MIG device: {_no_devices(gpu)}"
+        notes.left_out.append(LeftOut(str(gpu.index), gpu.uuid, reason))
+    return tuple(_part(gpu, mig, facts) for mig in sorted(gpu.mig, key=lambda mig: mig.index))
 
 
 def _no_devices(gpu: Gpu) -> str:
@@ -116,21 +117,19 @@ def _no_devices(gpu: Gpu) -> str:
     )
 
 
-def _whole(gpu: Gpu, facts: NodeFacts) -> CutGpu:
+def _whole(gpu: Gpu, facts: NodeFacts, notes: Notes) -> Candidate:
     node = gpu_node(gpu, facts)
     unit = gpu_unit(gpu, (node,) if node else ())
-    sound = not gpu.error
-    missing = "" if node else "the number of its device file (/dev/nvidiaN) is unknown"
-    if not gpu.mig_enabled:
-        return CutGpu((Candidate(unit, sound=sound, missing=missing),))
-    if gpu.mig or gpu.error:
-        warning = (
+    problem = None
+    if gpu.mig_enabled and (gpu.mig or gpu.error):
+        notes.warnings.append(
             f"GPU {gpu.index} is in MIG mode and mig-strategy is none: containers get it whole, and CUDA "
             "uses one of its MIG devices only; set mig-strategy to mixed or single"
         )
-        return CutGpu((Candidate(unit, sound=sound, missing=missing, cut=True),), warning=warning)
-    problem = Problem("mig-mode", f"MIG mode is on and it holds no MIG device: {_no_devices(gpu)}")
-    return CutGpu((Candidate(unit, problem=problem, missing=missing, cut=True),))
+    elif gpu.mig_enabled:
+        problem = Problem("mig-mode", f"MIG mode is on and it holds no MIG device: {_no_devices(gpu)}")
+    missing = "" if node else "the number of its device file (/dev/nvidiaN) is unknown"
+    return Candidate(unit, problem, not gpu.error, missing, gpu.mig_enabled)
 
 
 def _part(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> Candidate:
@@ -143,10 +142,8 @@ def _part(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> Candidate:
 # MIG strategy `single`: only interchangeable units under one name.
 
 
-def keep_alike(
-    name: str, candidates: Sequence[Candidate], leave_out: Callable[[Unit, str], None]
-) -> list[Candidate]:
-    """The units of one kind, whole GPUs or one MIG profile; `leave_out` is called for the others.
+def keep_alike(name: str, candidates: Sequence[Candidate], notes: Notes) -> list[Candidate]:
+    """The units of one kind, whole GPUs or one MIG profile; `notes` get the others.
 
     The kind that is on the most GPUs is kept, so that one GPU which lost its layout, or has another one,
     doesn't change the kind of the others. On a tie MIG is preferred to whole GPUs, because the strategy is
@@ -166,7 +163,7 @@ def keep_alike(
     profile = max(ordered, key=votes)  # on a tie the first
     for candidate in candidates:
         if candidate.unit.profile != profile:
-            leave_out(
+            notes.leave_out(
                 candidate.unit,
                 f"mig-strategy is single and {name} means {_kind_text(profile)} here,"
                 f" this is {_kind_text(candidate.unit.profile)}; "
@@ -183,17 +180,6 @@ DOMAIN = "nvidia.com"
 DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs no CUDA
 
 
-class _Notes:
-    """Notes of a plan in addition to its resources; filled while it is made."""
-
-    def __init__(self) -> None:
-        self.left_out: list[LeftOut] = []
-        self.warnings: list[str] = []
-
-    def leave_out(self, unit: Unit, reason: str) -> None:
-        self.left_out.append(LeftOut(unit.index, unit.id, reason))
-
-
 def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None = None) -> Plan:
     """Resources and devices for this inventory; files are read, nothing is changed. `site` if it was read.
 
@@ -204,7 +190,7 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
     platform = NVML if inventory.simulated else platform_of(host, settings, inventory)
     if platform != NVML:
         return one_device_plan(platform, settings)
-    notes = _Notes()
+    notes = Notes()
     site = site or read_site(host, settings, inventory)
     candidates = _candidates(settings, inventory, site, notes)
     selected = _selected(settings, candidates, notes)
@@ -222,20 +208,17 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
 # --- units ----------------------------------------------------------------------------------------------
 
 
-def _candidates(settings: Settings, inventory: Inventory, site: Site, notes: _Notes) -> list[Candidate]:
+def _candidates(settings: Settings, inventory: Inventory, site: Site, notes: Notes) -> list[Candidate]:
     """Every unit of the node, in the usual order."""
     candidates: list[Candidate] = []
     for gpu in _distinct(inventory.gpus, notes):
-        parts = cut(gpu, settings.mig_strategy, site.facts)
-        notes.left_out += [parts.left_out] if parts.left_out else []
-        notes.warnings += [parts.warning] if parts.warning else []
-        candidates += parts.candidates
+        candidates += units_of(gpu, settings.mig_strategy, site.facts, notes)
     candidates.sort(key=_order)
     problem = _problem_of_all(settings, site, notes)
     return [_with_problem(settings, candidate, problem) for candidate in _unique(candidates, notes)]
 
 
-def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
+def _distinct(gpus: Iterable[Gpu], notes: Notes) -> Iterable[Gpu]:
     for gpu in gpus:
         if gpu.name in DISPLAY_ONLY:
             continue
@@ -245,7 +228,7 @@ def _distinct(gpus: Iterable[Gpu], notes: _Notes) -> Iterable[Gpu]:
             notes.left_out.append(LeftOut(str(gpu.index), "", gpu.error or "NVML reports no UUID"))
 
 
-def _unique(candidates: Iterable[Candidate], notes: _Notes) -> Iterable[Candidate]:
+def _unique(candidates: Iterable[Candidate], notes: Notes) -> Iterable[Candidate]:
     """The kubelet knows devices by their ids: of two that report the same id, the first counts."""
     seen: dict[str, str] = {}
     for candidate in candidates:
@@ -260,7 +243,7 @@ def _order(candidate: Candidate) -> tuple[int, ...]:
     return candidate.unit.order
 
 
-def _problem_of_all(settings: Settings, site: Site, notes: _Notes) -> Problem | None:
+def _problem_of_all(settings: Settings, site: Site, notes: Notes) -> Problem | None:
     if settings.pass_device_specs and (lacking := [path for path in NEEDED if path not in site.common.nodes]):
         notes.warnings.append(
             f"pass-device-specs: containers go without {' and '.join(lacking)}, as there is no such file: "
@@ -285,9 +268,9 @@ def _with_problem(settings: Settings, candidate: Candidate, problem: Problem | N
     return replace(candidate, problem=problem)
 
 
-def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes) -> list[Candidate]:
+def _selected(settings: Settings, candidates: Sequence[Candidate], notes: Notes) -> list[Candidate]:
     """The units that `include` and `exclude` leave."""
-    reasons, warnings = deselected(settings, [candidate.unit for candidate in candidates])
+    reasons, warnings = deselection(settings, [candidate.unit for candidate in candidates])
     notes.warnings += warnings
     for candidate in candidates:
         if candidate.unit.id in reasons:
@@ -299,7 +282,7 @@ def _selected(settings: Settings, candidates: Sequence[Candidate], notes: _Notes
 
 
 def _by_resource_name(
-    settings: Settings, candidates: Sequence[Candidate], notes: _Notes
+    settings: Settings, candidates: Sequence[Candidate], notes: Notes
 ) -> dict[str, list[Candidate]]:
     """Units by resource name, in their order."""
     by_name: dict[str, list[Candidate]] = {}
@@ -319,7 +302,7 @@ def _by_resource_name(
         else:
             standard.append(candidate)
     if settings.mig_strategy == "single":
-        standard = keep_alike(settings.resource_name, standard, notes.leave_out)
+        standard = keep_alike(settings.resource_name, standard, notes)
     if standard:
         by_name.setdefault(settings.resource_name, []).extend(standard)
     for units in by_name.values():

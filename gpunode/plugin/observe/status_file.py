@@ -10,8 +10,8 @@ import json
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from gpunode import __version__
@@ -21,8 +21,9 @@ from gpunode.facts.processes import own_identity, start_ticks
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.output.typed import from_plain, plain
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings, pod_resources_socket
-from gpunode.plugin.model import LeftOut, Problem, Resource
+from gpunode.plugin.model import LeftOut, Problem, Resource, Unit
 
 if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService
@@ -42,6 +43,8 @@ class OwnUnit:
     index: str
     name: str
     profile: str
+    pci: str
+    memory_bytes: int
     devices: int
     healthy: int
     problem: Problem | None
@@ -201,25 +204,23 @@ class StatusFile:
         }
         self._shown: object = None
         self._next = self._again = 0.0
-        self._writer: Thread | None = None
+        self._writer = BackgroundTask("status-file")
         self._trouble = ""
         service.before_registering.append(self._announce)
 
     def _announce(self) -> None:
         """Write new resources before they are registered: until then `plugin status` reports them as another
         plugin's."""
-        before = self._writer
-        if before is not None:
-            before.join(_FIRST_SECONDS)
-        if before is not None and before.is_alive():
+        if not self._writer.join(_FIRST_SECONDS):
             return  # the disk is busy: `tick` writes them when it can
         self._shown = self._fingerprint()
         self._next = self._host.monotonic() + _LEAST_SECONDS
-        self._write(describe(self._service)).join(_FIRST_SECONDS)
+        self._write(describe(self._service))
+        self._writer.join(_FIRST_SECONDS)
 
     def tick(self, now: float) -> float | None:
         seen = self._fingerprint()
-        if now < self._next or (self._writer is not None and self._writer.is_alive()):
+        if now < self._next or self._writer.busy:
             # no other event need follow, and the next turn without one is seconds away
             return max(self._next - now, _BUSY_SECONDS) if seen != self._shown else None
         if seen != self._shown or (self._trouble and now >= self._again):
@@ -231,10 +232,9 @@ class StatusFile:
 
     def close(self) -> None:
         """Write that the plugin ended in order; the last state of the GPUs stays."""
-        if self._writer is not None:
-            self._writer.join(_LAST_SECONDS)
-        last = {**describe(self._service), "ready": False, "stopped": self._host.now()}
-        self._write(last).join(_LAST_SECONDS)
+        self._writer.join(_LAST_SECONDS)
+        self._write({**describe(self._service), "ready": False, "stopped": self._host.now()})
+        self._writer.join(_LAST_SECONDS)
 
     def _fingerprint(self) -> object:
         """A value that is cheap to compare and differs whenever the file would. Snapshots are the same
@@ -250,12 +250,10 @@ class StatusFile:
             service.settings,
         )
 
-    def _write(self, content: Mapping[str, Any]) -> Thread:
+    def _write(self, content: Mapping[str, Any]) -> None:
         document = {"format": FORMAT, **self._identity, "written": self._host.now(), **content}
         data = (json.dumps(document, indent=1) + "\n").encode()
-        self._writer = Thread(target=self._replace, args=(data,), name="status-file", daemon=True)
-        self._writer.start()
-        return self._writer
+        self._writer.start(partial(self._replace, data))
 
     def _replace(self, data: bytes) -> None:
         try:
@@ -280,9 +278,12 @@ def describe(service: PluginService) -> dict[str, Any]:
         "status": service.status,
         "configError": service.ledger.config_trouble,
         "settings": _summary(settings),
-        "resources": [
-            _resource(service, name, feed.snapshot().resource) for name, feed in service.ledger.feeds.items()
-        ],
+        "resources": plain(
+            [
+                _resource(service, name, feed.snapshot().resource)
+                for name, feed in service.ledger.feeds.items()
+            ]
+        ),
         "leftOut": plain(service.ledger.plan.left_out),
     }
 
@@ -300,31 +301,25 @@ def _summary(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _resource(service: PluginService, name: str, resource: Resource) -> dict[str, Any]:
+def _resource(service: PluginService, name: str, resource: Resource) -> OwnResource:
     link = service.links.get(name)
     by_unit = groupby(resource.devices, key=lambda device: device.unit)
-    return {
-        "name": name,
-        "socket": link.socket if link else service.settings.socket(name),
-        "sharing": resource.sharing,
-        "registrations": link.registrations if link else 0,
-        "watched": bool(link and link.watched),
-        "status": link.status if link else "starting",
-        "units": [_unit(unit, [device.problem for device in devices]) for unit, devices in by_unit],
-    }
+    return OwnResource(
+        name,
+        link.socket if link else service.settings.socket(name),
+        resource.sharing,
+        link.registrations if link else 0,
+        bool(link and link.watched),
+        link.status if link else "starting",
+        tuple(_unit(unit, [device.problem for device in devices]) for unit, devices in by_unit),
+    )
 
 
-def _unit(unit: Any, problems: list[Any]) -> dict[str, Any]:
+def _unit(unit: Unit, problems: list[Problem | None]) -> OwnUnit:
     """A unit with the number of devices (1, or its shares) and the first problem among them."""
-    return {
-        "id": unit.id,
-        "gpu": unit.gpu,
-        "index": unit.index,
-        "name": unit.name,
-        "profile": unit.profile,
-        "pci": unit.pci,
-        "memoryBytes": unit.memory_bytes,
-        "devices": len(problems),
-        "healthy": sum(problem is None for problem in problems),
-        "problem": plain(next((problem for problem in problems if problem), None)),
-    }
+    return OwnUnit(
+        *(unit.id, unit.gpu, unit.index, unit.name, unit.profile, unit.pci, unit.memory_bytes),
+        devices=len(problems),
+        healthy=sum(problem is None for problem in problems),
+        problem=next((problem for problem in problems if problem), None),
+    )

@@ -257,12 +257,12 @@ class _Places:
         self._gpus = known.inventory.gpus if known.inventory else ()
         self._units: dict[str, OwnUnit] = {}
         for gpu in self._gpus:
-            whole = OwnUnit(gpu.uuid, gpu.uuid, str(gpu.index), gpu.name, "", 1, 1, None)
+            whole = _bare_unit(gpu.uuid, gpu.uuid, str(gpu.index), gpu.name)
             for called in (gpu.uuid, gpu.pci, f"nvidia{gpu.minor}"):
                 self._units[called] = whole
             for mig in gpu.mig:
                 place = f"{gpu.index}:{mig.index}"
-                part = OwnUnit(mig.uuid, gpu.uuid, place, gpu.name, mig.profile, 1, 1, None)
+                part = _bare_unit(mig.uuid, gpu.uuid, place, gpu.name, mig.profile)
                 self._units[mig.uuid] = part
                 self._units[f"nvidia{gpu.minor}/gi{mig.gi}"] = part
         for resource in known.own.resources if known.own else ():
@@ -270,7 +270,7 @@ class _Places:
                 self._units.setdefault(unit.id, replace(unit, devices=1, healthy=1, problem=None))
 
     def find(self, unit_id: str) -> OwnUnit:
-        return self._units.get(unit_id) or OwnUnit(unit_id, unit_id, "", "", "", 1, 1, None)
+        return self._units.get(unit_id) or _bare_unit(unit_id, unit_id)
 
     def unadvertised(self, units: Iterable[UnitStatus], left_out: Iterable[LeftOut]) -> list[UnitStatus]:
         """The GPUs that no plugin offers, not even in part."""
@@ -292,6 +292,10 @@ class _Places:
             for gpu in self._gpus
             if gpu.uuid not in offered
         ]
+
+
+def _bare_unit(unit_id: str, gpu: str, index: str = "", name: str = "", profile: str = "") -> OwnUnit:
+    return OwnUnit(unit_id, gpu, index, name, profile, "", 0, 1, 1, None)
 
 
 def _why(reason: str) -> DeviceProblem | None:

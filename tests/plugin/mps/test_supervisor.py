@@ -10,22 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine
 from gpunode.gpu.model import Inventory
-from gpunode.plugin.compose import add_mps
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.model import Plan
 from gpunode.plugin.mps import layout, supervisor
 from gpunode.plugin.mps.daemon import Identity, left_behind, remains, start
 from gpunode.plugin.mps.layout import DaemonSpec
-from gpunode.plugin.mps.supervisor import Keeper
-from gpunode.plugin.serve import PluginService
+from gpunode.plugin.mps.supervisor import Keeper, Supervisor
 from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.nodes import MemoryLog, eventually
@@ -195,9 +191,8 @@ def test_daemon_of_a_killed_plugin_outlives_the_time_until_the_first_plan(node: 
 
     backend = Ticking({})
     ledger = Ledger(backend, settings, FakeChecker(), log, time.time)
-    service = SimpleNamespace(host=node.host, log=log, ledger=ledger, parts=[])
-    add_mps(cast(PluginService, service))
-    (mps,) = service.parts
+    mps = Supervisor(node.host, log, ledger)
+    ledger.vetoes.append(mps)
     backend.sink = ledger
     backend.look()
     assert not Path(f"{node.root}/.lock").exists()  # it is taken before anything is ended
