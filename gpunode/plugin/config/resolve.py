@@ -36,60 +36,48 @@ def check(
     def at(field: str) -> str:
         return origins.get(field, BY_FIELD[field].flags[0] if field in BY_FIELD else "")
 
-    problems, warnings = [], []
-    mps = settings.shares_by_mps
+    problems: list[ConfigProblem] = []
+    warnings: list[ConfigProblem] = []
+
+    def wrong(field: str, message: str, hint: str = "", key: str = "") -> None:
+        problems.append(ConfigProblem(at(field), key, message, hint))
+
+    def warn(field: str, message: str, hint: str = "") -> None:
+        warnings.append(ConfigProblem(at(field), "", message, hint))
+
+    mps, vendor = settings.shares_by_mps, settings.vendor
     if mps and settings.mig_strategy == "mixed":
         message = f"MPS can't serve MIG devices, which mig-strategy mixed ({at('mig_strategy')}) advertises"
-        problems.append(
-            ConfigProblem(at("sharing"), "sharing.mps", message, "take single or none, or timeSlicing")
-        )
+        wrong("sharing", message, "take single or none, or timeSlicing", "sharing.mps")
     if mps and not settings.mps_root and part != "labels":
-        message = "nothing is configured to run the MPS daemons"
         hint = "use --mps to let gpunode run them, or --mps-root for daemons that run elsewhere"
-        problems.append(ConfigProblem(at("sharing"), "sharing.mps", message, hint))
-    if settings.vendor != "nvidia":
-        problems += _amd(settings, at("vendor"), at("sharing"))
+        wrong("sharing", "nothing is configured to run the MPS daemons", hint, "sharing.mps")
+    if vendor != "nvidia" and mps:
+        wrong("sharing", f"MPS is NVIDIA's; the vendor is {vendor} ({at('vendor')})", key="sharing.mps")
+    if vendor != "nvidia" and settings.mps:
+        wrong("vendor", f"--mps is for NVIDIA's GPUs; the vendor is {vendor}")
     if settings.mps and not mps:
-        message = "there is no sharing.mps in a config file: gpunode starts no daemon"
-        warnings.append(ConfigProblem(at("mps"), "", message))
+        warn("mps", "there is no sharing.mps in a config file: gpunode starts no daemon")
     key = settings.cdi_annotation_prefix
     if "cdi-annotations" in settings.device_list_strategy and not _PREFIX.fullmatch(key):
         message = f"{key!r} begins no annotation's key; engines look for cdi.k8s.io/ and pass others over"
-        warnings.append(ConfigProblem(at("cdi_annotation_prefix"), "", message, "cdi.k8s.io/"))
+        warn("cdi_annotation_prefix", message, "cdi.k8s.io/")
     if settings.imex_required and not settings.imex_channel_ids:
-        message = "without channel IDs nothing is required"
-        warnings.append(ConfigProblem(at("imex_required"), "", message, "--imex-channel-ids 0"))
+        warn("imex_required", "without channel IDs nothing is required", "--imex-channel-ids 0")
     if "stdout" in settings.labels.to and part != "labels":
         message = "a service has no stdout to show labels on"
-        problems.append(ConfigProblem(at("labels_to"), "", message, "--labels file, node-feature or node"))
+        wrong("labels_to", message, "--labels file, node-feature or node")
     if settings.device_discovery_strategy == "vfio" and part != "labels":
         message = "GPUs that are kept for virtual machines can't be served to containers"
         hint = "gpunode labels --device-discovery-strategy vfio labels them"
-        problems.append(ConfigProblem(at("device_discovery_strategy"), "", message, hint))
+        wrong("device_discovery_strategy", message, hint)
     vendors = {"mig_strategy": "nvidia", "resource_naming_strategy": "amd", "firmware": "amd"}
-    for name, vendor in vendors.items():
-        if name in origins and ":" not in at(name) and settings.vendor != vendor:
-            warnings.append(ConfigProblem(at(name), "", f"ignored: the vendor is {settings.vendor}"))
-    if settings.simulate and settings.vendor != "nvidia":
-        problems.append(
-            ConfigProblem(at("simulate"), "", "simulated nodes have NVIDIA GPUs", "--vendor nvidia")
-        )
+    for name, vendor_of_option in vendors.items():
+        if name in origins and ":" not in at(name) and vendor != vendor_of_option:
+            warn(name, f"ignored: the vendor is {vendor}")
+    if settings.simulate and vendor != "nvidia":
+        wrong("simulate", "simulated nodes have NVIDIA GPUs", "--vendor nvidia")
     return problems, warnings
-
-
-def _amd(settings: Settings, vendor: str, sharing: str) -> list[ConfigProblem]:
-    problems = []
-    if settings.shares_by_mps:
-        problems.append(
-            ConfigProblem(
-                sharing, "sharing.mps", f"MPS is NVIDIA's; the vendor is {settings.vendor} ({vendor})"
-            )
-        )
-    if settings.mps:
-        problems.append(
-            ConfigProblem(vendor, "", f"--mps is for NVIDIA's GPUs; the vendor is {settings.vendor}")
-        )
-    return problems
 
 
 DEFAULT = "default"

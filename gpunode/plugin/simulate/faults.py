@@ -7,7 +7,7 @@ and `ci` the MIG instance that an XID names; a script's lines also have `at`, se
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,16 +146,14 @@ def read_script(host: Host, path: str) -> tuple[Fault, ...]:
 
 def parse_script(text: str, path: str) -> tuple[Fault, ...]:
     """Every line of a script in the order of its time; empty lines and ``#`` comments are skipped."""
-    return tuple(sorted(_lines(text, path), key=lambda fault: fault.at))
-
-
-def _lines(text: str, path: str) -> Iterator[Fault]:
+    faults = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             try:
-                yield parse_fault(line)
+                faults.append(parse_fault(line))
             except (ConfigError, UsageError) as error:
                 raise ConfigError(f"{path}:{number}: {error.message}", hint=error.hint) from error
+    return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
 # Protocol of a running simulated plugin: a unix socket, one JSON line for each fault, one for each answer.
