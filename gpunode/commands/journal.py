@@ -45,7 +45,7 @@ from gpunode.output.result import Block, Cell, Diff, Progress, Result, Style, Ta
 from gpunode.runtime import find
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Active, Engine, Plan, Request
-from gpunode.runtime.removal import Original, Past, cdi_users, past
+from gpunode.runtime.removal import Past, cdi_users, past
 from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, edit_blocks, shown
 
 journal_app = command_group("List the changes that gpunode made on this node.", default="list")
@@ -353,7 +353,7 @@ def roll_back(
         to_restore = past(host, journal, entry)
 
         def plan(active: Active | None) -> Plan:
-            return Original(to_restore.edits, to_restore.units).plan(engines[0], to_restore.names, active)
+            return to_restore.plan(engines[0], to_restore.names, active, to_restore.units)
 
         def is_active(active: Active) -> bool:
             return all(_is_as_before(active, manifest, name) for name in to_restore.names)

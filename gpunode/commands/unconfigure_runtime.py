@@ -33,7 +33,7 @@ from gpunode.output.result import Progress, Result
 from gpunode.runtime.engine import Active, Engine, Plan, Request, UnwantedConfig
 from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.removal import (
-    Original,
+    Past,
     cdi_users,
     original_files,
     previous_default,
@@ -103,7 +103,7 @@ NOTHING_SHARED = Shared()
 def _shared(
     journal: Journal,
     engines: tuple[Engine, ...],
-    past: Sequence[Original],
+    past: Sequence[Past],
     cdi: bool,
     cdi_paths: tuple[str, ...],
 ) -> Shared:
@@ -131,7 +131,7 @@ def _removal(
     names: tuple[str, ...],
     cdi: bool,
     cdi_paths: Callable[[], tuple[str, ...]],
-    read_original: Callable[[], Original],
+    read_original: Callable[[], Past],
     shared: Callable[[], Shared],
 ) -> Intent:
     def plan(active: Active | None) -> Plan:
@@ -152,14 +152,14 @@ def _own(
     names: tuple[str, ...],
     cdi: bool,
     cdi_paths: Callable[[], tuple[str, ...]],
-    original: Original,
+    original: Past,
     active: Active | None,
 ) -> Plan:
     """The plan for the engine's files: as they were before, or without the runtimes."""
     own_cdi = switched_cdi(engine, journal, names)
     edits = tuple(edit for edit in original.edits if edit.path not in cdi_paths())
     if edits and (own_cdi or not cdi):  # the earlier file may have another tool's switch
-        restored = replace(original, edits=edits, units=()).plan(engine, names, active)
+        restored = replace(original, edits=edits).plan(engine, names, active)
         if _loads(engine, restored):
             return restored
     previous = previous_default(engine, journal, names)

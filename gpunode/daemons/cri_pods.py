@@ -103,13 +103,8 @@ def container_exit(cri: Cri, container: str) -> Exit | None:
     return Exit(status.exit_code, status.reason, status.message)
 
 
-def sandboxes(cri: Cri, label: Mapping[str, str]) -> tuple[str, ...]:
-    """Ids of the sandboxes with `label`; every sandbox for an empty one."""
-    return tuple(labelled_sandboxes(cri, label))
-
-
-def labelled_sandboxes(cri: Cri, label: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """The same sandboxes, each with all its labels."""
+def sandboxes(cri: Cri, label: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Ids of the sandboxes with `label`, of every sandbox for an empty one, each with all its labels."""
     request = pb.ListPodSandboxRequest(filter=pb.PodSandboxFilter(label_selector=label))
     items = _runtime(cri, "ListPodSandbox", request, pb.ListPodSandboxResponse).items
     return {item.id: dict(item.labels) for item in items}

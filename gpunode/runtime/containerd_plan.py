@@ -34,7 +34,7 @@ from gpunode.runtime.containerd_files import (
     snapshotter_without_runtimes,
 )
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
-from gpunode.runtime.toml_edit import Mutation, Tree, in_turn, prune
+from gpunode.runtime.toml_edit import Changes, Mutation, Tree, prune
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Draft:
-    """Changes collected per file, then carried out at once."""
+    """The new files, changed step by step."""
 
     state: State
-    mutations: dict[str, list[Mutation]] = field(default_factory=dict)
+    changes: Changes = field(default_factory=Changes)
     notes: list[str] = field(default_factory=list)
-
-    def add(self, path: str, mutate: Mutation) -> None:
-        self.mutations.setdefault(path, []).append(mutate)
-
-    def texts(self) -> dict[str, str | None]:
-        """New text of every file that changes."""
-        result: dict[str, str | None] = {}
-        for path, mutations in self.mutations.items():
-            result[path] = toml_edit.edit(self.state.texts.get(path, ""), in_turn(mutations), path)
-        return result
 
 
 def configured(state: State, desired: DesiredConfig) -> Outcome:
@@ -86,7 +76,12 @@ def _configured(state: State, desired: DesiredConfig) -> Outcome:
     switched_on = bool(desired.handlers) and _enable_cri(draft)
     systemd_cgroup = _needs_systemd_cgroup(draft, switched_on=switched_on)
     _add(draft, desired, version, systemd_cgroup)
-    return Outcome(draft.texts(), version, tuple(draft.notes), desired.cdi and not state.config.has_cdi)
+    return Outcome(
+        draft.changes.texts(state.texts),
+        version,
+        tuple(draft.notes),
+        desired.cdi and not state.config.has_cdi,
+    )
 
 
 def _version(state: State) -> int:
@@ -113,7 +108,7 @@ def _bring_main_up(draft: _Draft, version: int) -> None:
     def mutate(tree: Tree) -> None:
         tree["version"] = version
 
-    draft.add(config.path, mutate)
+    draft.changes.add(config.path, mutate)
     if config.exists:
         draft.notes.append(
             f"{config.path} gets version = {version}: without one containerd takes it as version 1"
@@ -130,7 +125,7 @@ def _enable_cri(draft: _Draft) -> bool:
         listed = draft.state.config.trees[path].get("disabled_plugins", [])
         if any(plugin_id in CRI_IDS for plugin_id in listed):
             was_disabled = True
-            draft.add(path, _without_cri)
+            draft.changes.add(path, _without_cri)
             draft.notes.append(f"the CRI is switched on: {path} had it in disabled_plugins")
     return was_disabled
 
@@ -188,11 +183,11 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
             cri["enable_cdi"] = True
 
     if target == state.drop_in and _starts_afresh(state, desired, version):
-        draft.add(target, lambda tree: tree.clear())
-    draft.add(target, mutate)
+        draft.changes.add(target, lambda tree: tree.clear())
+    draft.changes.add(target, mutate)
     if target == state.drop_in and not containerd_files.imported(state.config, state.drop_in):
         entry = containerd_files.entry(state)
-        draft.add(state.config.path, lambda tree: containerd_files.add(tree, entry))
+        draft.changes.add(state.config.path, lambda tree: containerd_files.add(tree, entry))
 
 
 def _plugin(state: State, version: int) -> str:

@@ -60,7 +60,7 @@ from gpunode.runtime.engine import (
     unchanged,
 )
 from gpunode.runtime.podman import Draft, hook_removals, injects_twice, reads_none
-from gpunode.runtime.toml_edit import Mutation, Tree, in_turn, prune, same
+from gpunode.runtime.toml_edit import Changes, Mutation, Tree, prune, same
 from gpunode.runtime.toolkit_file import with_settings
 
 # The base of an nvidia handler: which of CRI-O's own low-level handlers it copies.
@@ -156,7 +156,7 @@ class _Work:
 
     state: State
     gone: tuple[CrioFile, ...]
-    changes: dict[str, list[Mutation]] = field(default_factory=dict)
+    changes: Changes = field(default_factory=Changes)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -171,15 +171,10 @@ class _Work:
         config, own = self.left, order(self.state.drop_in)
         return tuple(file for file in config.files if file.path != config.path and order(file.path) > own)
 
-    def add(self, path: str, mutate: Mutation) -> None:
-        self.changes.setdefault(path, []).append(mutate)
-
     def texts(self) -> dict[str, str | None]:
+        """New text of every file that changes; None for a leftover."""
         known = {file.path: file.text for file in self.state.config.files}
-        result: dict[str, str | None] = {file.path: None for file in self.gone}
-        for path, mutations in self.changes.items():
-            result[path] = toml_edit.edit(known.get(path, ""), in_turn(mutations), path)
-        return result
+        return {file.path: None for file in self.gone} | self.changes.texts(known)
 
 
 def order(path: str) -> tuple[str, ...]:
@@ -238,8 +233,8 @@ def _put(work: _Work, name: str, table: Tree) -> None:
             work.notes.append(
                 f"{place} has a handler {name} that would replace this one; it is taken out there"
             )
-            work.add(file.path, lambda tree: _take_out_handlers(tree, (name,)))
-    work.add(work.state.drop_in, _with_handler(name, table))
+            work.changes.add(file.path, lambda tree: _take_out_handlers(tree, (name,)))
+    work.changes.add(work.state.drop_in, _with_handler(name, table))
 
 
 def _with_handler(name: str, table: Tree) -> Mutation:
@@ -264,7 +259,7 @@ def _set_default(work: _Work, desired: DesiredConfig) -> str:
                 f" and CRI-O reads it after {work.state.drop_in}",
                 hint=f"take default_runtime out: ${{EDITOR:-vi}} +{line} {file.path}",
             )
-    work.add(work.state.drop_in, _with_default(now))
+    work.changes.add(work.state.drop_in, _with_default(now))
     return before if before != now else ""
 
 

@@ -15,22 +15,46 @@ from gpunode.runtime.workflow import OPERATION, REMOVAL
 
 
 @dataclass(frozen=True)
-class Original:
-    """Edits that restore files byte for byte, the systemd units among them, and the entries undone."""
+class Past:
+    """Edits that restore files byte for byte, and the entries that they roll back, the newest first."""
 
-    edits: tuple[FileEdit, ...] = ()
-    units: tuple[str, ...] = ()
     entries: tuple[Entry, ...] = ()
+    edits: tuple[FileEdit, ...] = ()
 
-    def plan(self, engine: Engine, names: tuple[str, ...], active: Active | None) -> Plan:
+    @property
+    def entry(self) -> Entry:
+        """The oldest entry: the files are restored to the time before it."""
+        return self.entries[-1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The runtimes of all these entries."""
+        listed = (name for entry in self.entries for name in runtimes_of(entry.manifest))
+        return tuple(dict.fromkeys(listed))
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The systemd units that any of the entries added or removed."""
+        return tuple(dict.fromkeys(unit for entry in self.entries for unit in entry.units))
+
+    def plan(
+        self, engine: Engine, names: tuple[str, ...], active: Active | None, units: tuple[str, ...] = ()
+    ) -> Plan:
         """The engine's plan around the edits of its own files, plus the other files."""
         own = tuple(edit for edit in self.edits if not edit.beside)
         others = tuple(edit for edit in self.edits if edit.beside)
-        return engine.restoring(own, names, active).with_beside(others, self.units)
+        return engine.restoring(own, names, active).with_beside(others, units)
+
+    def finish(self, journal: Journal) -> None:
+        """Restore the owners and modes of the files; the entries count as rolled back."""
+        for entry in self.entries:
+            journal.own(entry)
+            journal.tidy(entry)
+            journal.mark(entry, "rolled-back")
 
 
-def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> Original:
-    """The files as they were without `names`; no edits if gpunode didn't write their present content.
+def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> Past:
+    """The files as they were without `names`; empty if gpunode didn't write their present content.
 
     Several runs may have written, so it undoes entry by entry until the files have none of the runtimes.
     """
@@ -39,9 +63,8 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
     undone = entries[:first]
     edits, foreign = restoring(engine.host, journal, undone)
     if foreign:
-        return Original()
-    edits = tuple(edit for edit in edits if edit.action != "unchanged")
-    return Original(edits, tuple(dict.fromkeys(unit for entry in undone for unit in entry.units)), undone)
+        return Past()
+    return Past(undone, tuple(edit for edit in edits if edit.action != "unchanged"))
 
 
 def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
@@ -92,37 +115,6 @@ def _text(value: Any) -> str:
 
 
 # Restoring a journal entry: later entries that wrote the same files are rolled back with it.
-
-
-@dataclass(frozen=True)
-class Past:
-    """The rollback to the node before `entries[-1]`. `entries` are rolled back, the newest first."""
-
-    entries: tuple[Entry, ...]
-    edits: tuple[FileEdit, ...]
-
-    @property
-    def entry(self) -> Entry:
-        """The requested entry."""
-        return self.entries[-1]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The runtimes of all these entries."""
-        listed = (name for entry in self.entries for name in runtimes_of(entry.manifest))
-        return tuple(dict.fromkeys(listed))
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """The systemd units that any of the entries added or removed."""
-        return tuple(dict.fromkeys(unit for entry in self.entries for unit in entry.units))
-
-    def finish(self, journal: Journal) -> None:
-        """Restore the owners and modes of the files; the entries count as rolled back."""
-        for entry in self.entries:
-            journal.own(entry)
-            journal.tidy(entry)
-            journal.mark(entry, "rolled-back")
 
 
 def past(host: Host, journal: Journal, entry: Entry) -> Past:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gpunode.errors import ConfigError
@@ -49,16 +50,6 @@ class Remove:
 
 
 Edit = Set | Remove
-
-
-def in_turn(mutations: Sequence[Mutation]) -> Mutation:
-    """All of these as one."""
-
-    def mutate(tree: Tree) -> None:
-        for mutation in mutations:
-            mutation(tree)
-
-    return mutate
 
 
 def prune(tree: Tree, path: tuple[str, ...]) -> None:
@@ -259,6 +250,26 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
         hint=hint or f"in {path}, {', and '.join(map(_manually, changes))}; then run the same command again",
         code="toml-guard",
     )
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Mutations collected per file, then carried out at once."""
+
+    mutations: dict[str, list[Mutation]] = field(default_factory=dict)
+
+    def add(self, path: str, mutate: Mutation) -> None:
+        """Change this file too."""
+        self.mutations.setdefault(path, []).append(mutate)
+
+    def texts(self, known: Mapping[str, str]) -> dict[str, str | None]:
+        """New text of every file that changes; `known` has the present ones."""
+
+        def mutate(tree: Tree, path: str) -> None:
+            for mutation in self.mutations[path]:
+                mutation(tree)
+
+        return {path: edit(known.get(path, ""), partial(mutate, path=path), path) for path in self.mutations}
 
 
 def _manually(change: Edit) -> str:

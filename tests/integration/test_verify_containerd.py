@@ -56,7 +56,7 @@ def cri(engine, node):
 
 
 def held(cri):
-    return cri_pods.sandboxes(cri, {}), cri_pods.image_names(cri)
+    return tuple(cri_pods.sandboxes(cri, {})), cri_pods.image_names(cri)
 
 
 def running_tasks(engine):

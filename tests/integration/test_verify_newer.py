@@ -62,7 +62,7 @@ def test_vector_add_in_a_pod_of_a_newer_containerd(suite, tmp_path):
     with start_containerd(config + handler, path=os.environ["PATH"]) as engine:
         assert verified(engine)
         with Cri(Host(), engine.socket) as cri:
-            comes_to(lambda: (cri_pods.sandboxes(cri, {}), cri_pods.image_names(cri)), ((), ()))
+            comes_to(lambda: (tuple(cri_pods.sandboxes(cri, {})), cri_pods.image_names(cri)), ((), ()))
 
 
 @pytest.mark.docker

@@ -88,7 +88,7 @@ def run_on(
     remove_leftovers(
         host,
         progress,
-        partial(cri_pods.labelled_sandboxes, cri, OURS),
+        partial(cri_pods.sandboxes, cri, OURS),
         partial(cri_pods.remove_sandbox, cri),
         partial(cri_pods.image_names, cri),
         partial(cri_pods.remove_image, cri),
