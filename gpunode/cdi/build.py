@@ -36,7 +36,7 @@ from gpunode.facts.driver import loaded_module
 from gpunode.facts.libraries import library_in
 from gpunode.facts.system import node_class
 from gpunode.gpu.library_paths import NVML
-from gpunode.gpu.model import Gpu, Inventory, MigDevice
+from gpunode.gpu.model import Gpu, Inventory
 from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
@@ -243,12 +243,9 @@ def _mig_devices(gpu: Gpu, node: str, facts: NodeFacts, notes: list[str]) -> Ite
                 f"MIG device {place} is left out: {', '.join(missing)} does not exist (run nvidia-smi)"
             )
         else:
-            yield _Device(place, mig.uuid, (node, *caps, *_mig_drm(gpu, mig, facts)), gpu.pci, mig=True)
-
-
-def _mig_drm(gpu: Gpu, mig: MigDevice, facts: NodeFacts) -> tuple[str, ...]:
-    """Only profiles with graphics support rendering."""
-    return facts.drm.get(gpu.pci, ()) if "+gfx" in mig.profile else ()
+            # only profiles with graphics support rendering
+            drm = facts.drm.get(gpu.pci, ()) if "+gfx" in mig.profile else ()
+            yield _Device(place, mig.uuid, (node, *caps, *drm), gpu.pci, mig=True)
 
 
 def _devices(

@@ -83,7 +83,10 @@ def hooks_for(program: HookProgram, files: DriverFiles, folders: tuple[str, ...]
         ("enable-cuda-compat", (f"--host-driver-version={files.version}",)),
         (
             "update-ldcache",
-            (*_ldconfig(program), *(word for folder in folders for word in ("--folder", folder))),
+            (
+                *(("--ldconfig-path", program.ldconfig) if program.ldconfig else ()),
+                *(word for folder in folders for word in ("--folder", folder)),
+            ),
         ),
         ("disable-device-node-modification", ()),
         ("update-application-profile", ()),
@@ -101,10 +104,6 @@ def link_hook(program: HookProgram, links: Iterable[str]) -> tuple[Hook, ...]:
 
 def _hook(program: HookProgram, name: str, arguments: tuple[str, ...]) -> Hook:
     return Hook(program.path, (*program.argv, name, *arguments), ("NVIDIA_CTK_DEBUG=false",))
-
-
-def _ldconfig(program: HookProgram) -> tuple[str, ...]:
-    return ("--ldconfig-path", program.ldconfig) if program.ldconfig else ()
 
 
 def _links(files: DriverFiles) -> list[str]:

@@ -145,11 +145,8 @@ def needed(spec: Spec) -> Version:
     if "." in spec.kind.partition("/")[2]:
         return DOTS
     digits = any(not device.name[:1].isalpha() for device in spec.devices)
-    return _NAMES if digits or any(_other_path(edit) for edit in edits) else OLDEST
-
-
-def _other_path(edits: Edits) -> bool:
-    return any(node.host_path for node in edits.nodes)
+    elsewhere = any(node.host_path for edit in edits for node in edit.nodes)
+    return _NAMES if digits or elsewhere else OLDEST
 
 
 def text(version: Version) -> str:

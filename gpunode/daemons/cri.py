@@ -5,13 +5,13 @@ Only the messages are generated (proto/cri.proto); calls name their method, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.daemons.grpc_client import CallError, open_channel, recalled, unary_call
+from gpunode.daemons.http import decoded
 from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.output.typed import as_dict, as_text, from_plain, plain
@@ -163,18 +163,10 @@ def parse_status(config: str, names: tuple[str, ...], conditions: Mapping[str, b
     containerd 1.x and 2.x both have the runtimes under ``containerd.runtimes``. An empty name in `names`
     means the default handler and is left out.
     """
-    tree = _json_object(config)
+    tree = as_dict(decoded(config))
     engine = as_dict(tree.get("containerd"))
     handlers = dict.fromkeys([*as_dict(engine.get("runtimes")), *filter(None, names)])
     return CriStatus(tuple(handlers), as_text(engine.get("defaultRuntimeName")), tree, dict(conditions))
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    """Empty for anything else, and for JSON that is nested more deeply than the parser accepts."""
-    try:
-        return as_dict(json.loads(text))
-    except (ValueError, RecursionError):
-        return {}
 
 
 def explain(error: CallError, socket: str, method: str, service: str = "containerd") -> DaemonError:
@@ -220,7 +212,7 @@ def image_config(host: Host, socket: str, reference: str, timeout: float) -> dic
         answer = cri.call("ImageService", "ImageStatus", request, pb.ImageStatusResponse)
     if not answer.HasField("image"):
         return None
-    spec = _json_object(answer.info.get("info", "")).get("imageSpec")
+    spec = as_dict(decoded(answer.info.get("info", ""))).get("imageSpec")
     return as_dict(as_dict(spec).get("config"))
 
 

@@ -179,7 +179,7 @@ def _exchange(
     return Response(response.status, fields, b"".join(pieces))
 
 
-def decoded(data: bytes) -> Any:
+def decoded(data: bytes | str) -> Any:
     """Parsed JSON; None if it is not JSON, or nested more deeply than the parser accepts."""
     try:
         return json.loads(data)

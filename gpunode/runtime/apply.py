@@ -390,7 +390,8 @@ _OF_THE_ENGINE = ("config", "socket", "restartCommand", "verb")
 
 def restarter_of(engine: Engine, command: str) -> Restarter:
     """How `engine` is restarted: by the user's own `command`, else as this node does it."""
-    again = functools.partial(find.finder_of(engine.daemon), engine.host, engine.daemon.config_path)
+    finder = find.FINDERS[find.name_of_daemon(engine.daemon)]
+    again = functools.partial(finder, engine.host, engine.daemon.config_path)
     return Restarter(engine.host, engine.daemon, again, command)
 
 

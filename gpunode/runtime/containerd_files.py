@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,40 +222,31 @@ def add(tree: Tree, pattern: str) -> None:
     tree["imports"] = [*tree.get("imports", []), pattern]
 
 
-def forgotten(
-    config: ContainerdConfig, deleted: Iterable[str], there: Iterable[str]
-) -> Mapping[str, tuple[str, ...]]:
-    """Entries made for the files in `deleted` that none of the files `there` needs, by importer."""
-    deleted, there = tuple(deleted), tuple(there)
-    result: dict[str, tuple[str, ...]] = {}
+def forget_imports(state: State, texts: dict[str, str | None]) -> None:
+    """Remove the entries that were made for files that `texts` deletes, unless another file needs them."""
+    config = state.config
+    deleted = [path for path, text in texts.items() if text is None]
+    there = [path for path in (*config.files, *state.neighbours, *texts) if path not in deleted]
     for importer, tree in config.trees.items():
-        own_patterns = tuple(
+        unneeded = [
             pattern
             for pattern in _patterns(tree)
             if any(pattern in (path, whole_directory(path)) for path in deleted)
             and not any(covers(importer, pattern, path, config.release) for path in there)
-        )
-        if own_patterns:
-            result[importer] = own_patterns
-    return result
+        ]
 
+        def mutate(tree: Tree, unneeded: list[str] = unneeded) -> None:
+            remaining = [pattern for pattern in tree.get("imports", []) if pattern not in unneeded]
+            tree.pop("imports", None)
+            tree.update({"imports": remaining} if remaining else {})
 
-def _remove_imports(tree: Tree, patterns: Iterable[str]) -> None:
-    """Remove entries, and `imports` itself if none is left."""
-    remaining = [pattern for pattern in tree.get("imports", []) if pattern not in tuple(patterns)]
-    if remaining:
-        tree["imports"] = remaining
-    else:
-        tree.pop("imports", None)
+        text = texts.get(importer, state.texts[importer])
+        if unneeded and text is not None:
+            texts[importer] = toml_edit.edit(text, mutate, importer)
 
 
 def _patterns(tree: Tree) -> tuple[str, ...]:
     return as_strings(tree.get("imports"))
-
-
-def without(text: str, patterns: Iterable[str], path: str) -> str:
-    """A file's text without these entries."""
-    return toml_edit.edit(text, lambda tree: _remove_imports(tree, patterns), path)
 
 
 # Errors in containerd's files before anything is changed: the file, the line and the fix.

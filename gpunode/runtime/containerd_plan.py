@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from gpunode.errors import ConfigError
 from gpunode.facts.cdi import unlisted
@@ -22,6 +23,7 @@ from gpunode.runtime.containerd_files import (
     State,
     Texts,
     cri_of,
+    forget_imports,
     has_image_settings,
     of_runtimes_only,
     refuse,
@@ -34,7 +36,7 @@ from gpunode.runtime.containerd_files import (
     snapshotter_without_runtimes,
 )
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
-from gpunode.runtime.toml_edit import Changes, Mutation, Tree, prune
+from gpunode.runtime.toml_edit import Changes, Tree, prune
 
 
 @dataclass(frozen=True)
@@ -366,13 +368,7 @@ def without_copies(replacement: Replacement) -> Outcome:
     texts: dict[str, str | None] = dict(outcome.texts)
     for path in by_path:
         texts.setdefault(path, None)
-    deleted = [path for path in by_path if texts[path] is None]
-    written = [path for path, text in texts.items() if text is not None]
-    needed = [path for path in (*state.config.files, *state.neighbours, *written) if path not in deleted]
-    for importer, patterns in containerd_files.forgotten(state.config, deleted, needed).items():
-        texts[importer] = containerd_files.without(
-            texts.get(importer) or state.texts[importer], patterns, importer
-        )
+    forget_imports(state, texts)
     return replace(outcome, texts=texts, notes=(*outcome.notes, *_made_effective(by_path)))
 
 
@@ -418,7 +414,7 @@ def removed(removal: Removal) -> Outcome:
         texts[path] = None if emptied else after
     _restore_default(state, unwanted, texts)
     notes = [*_drop_copies(removal, texts), *_drop_unread(removal, texts)]
-    _forget_imports(state, texts)
+    forget_imports(state, texts)
     return Outcome(texts, state.config.version, tuple(notes))
 
 
@@ -474,18 +470,14 @@ def _restore_default(state: State, unwanted: UnwantedConfig, texts: dict[str, st
     for path in reversed(config.files):
         for plugin in CRI_PLUGINS.values():
             if dig(config.trees[path], "plugins", plugin, *key_path) in unwanted.names:
-                texts[path] = toml_edit.edit(
-                    texts[path] or f"version = {config.version}\n", _name_default(plugin, previous), path
-                )
+                text = texts[path] or f"version = {config.version}\n"
+                default = {"default_runtime_name": previous}
+                texts[path] = toml_edit.edit(text, partial(_set_in_containerd, plugin, default), path)
                 return
 
 
-def _name_default(plugin: str, name: str) -> Mutation:
-    def mutate(tree: Tree) -> None:
-        cri = tree.setdefault("plugins", {}).setdefault(plugin, {})
-        cri.setdefault("containerd", {})["default_runtime_name"] = name
-
-    return mutate
+def _set_in_containerd(plugin: str, settings: Tree, tree: Tree) -> None:
+    cri_of(tree, plugin).setdefault("containerd", {}).update(settings)
 
 
 def _default_of(config: ContainerdConfig, texts: Texts) -> str:
@@ -532,13 +524,3 @@ def _drop_unread(removal: Removal, texts: dict[str, str | None]) -> list[str]:
             texts[path] = None
             notes.append(f"{path} is removed: NVIDIA's tools left it, and containerd does not read it")
     return notes
-
-
-def _forget_imports(state: State, texts: dict[str, str | None]) -> None:
-    """Remove the import of a removed drop-in, if no other file needs it."""
-    deleted = [path for path, text in texts.items() if text is None]
-    there = [path for path in (*state.config.files, *state.neighbours) if path not in deleted]
-    for importer, patterns in containerd_files.forgotten(state.config, deleted, there).items():
-        text = texts.get(importer, state.texts[importer])
-        if text is not None:
-            texts[importer] = containerd_files.without(text, patterns, importer)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ from gpunode.runtime.engine import (
     unchanged,
 )
 from gpunode.runtime.podman import Draft, hook_removals, injects_twice, reads_none
-from gpunode.runtime.toml_edit import Changes, Mutation, Tree, prune, same
+from gpunode.runtime.toml_edit import Changes, Tree, prune, same
 from gpunode.runtime.toolkit_file import with_settings
 
 # The base of an nvidia handler: which of CRI-O's own low-level handlers it copies.
@@ -234,15 +235,15 @@ def _put(work: _Work, name: str, table: Tree) -> None:
                 f"{place} has a handler {name} that would replace this one; it is taken out there"
             )
             work.changes.add(file.path, lambda tree: _take_out_handlers(tree, (name,)))
-    work.changes.add(work.state.drop_in, _with_handler(name, table))
+    work.changes.add(
+        work.state.drop_in, lambda tree: _runtime_of(tree).setdefault("runtimes", {}).update({name: table})
+    )
 
 
-def _with_handler(name: str, table: Tree) -> Mutation:
-    def mutate(tree: Tree) -> None:
-        runtime = tree.setdefault("crio", {}).setdefault("runtime", {})
-        runtime.setdefault("runtimes", {})[name] = table
-
-    return mutate
+def _runtime_of(tree: Tree) -> Tree:
+    """CRI-O's table of a file, created if it is missing."""
+    table: Tree = tree.setdefault("crio", {}).setdefault("runtime", {})
+    return table
 
 
 def _set_default(work: _Work, desired: DesiredConfig) -> str:
@@ -259,15 +260,8 @@ def _set_default(work: _Work, desired: DesiredConfig) -> str:
                 f" and CRI-O reads it after {work.state.drop_in}",
                 hint=f"take default_runtime out: ${{EDITOR:-vi}} +{line} {file.path}",
             )
-    work.changes.add(work.state.drop_in, _with_default(now))
+    work.changes.add(work.state.drop_in, lambda tree: _runtime_of(tree).update(default_runtime=now))
     return before if before != now else ""
-
-
-def _with_default(name: str) -> Mutation:
-    def mutate(tree: Tree) -> None:
-        tree.setdefault("crio", {}).setdefault("runtime", {})["default_runtime"] = name
-
-    return mutate
 
 
 def removed(state: State, unwanted: UnwantedConfig) -> Draft:
@@ -284,26 +278,22 @@ def removed(state: State, unwanted: UnwantedConfig) -> Draft:
             continue
         own = file.path == state.drop_in or is_leftover(file.path, state.drop_in)
         back = "" if own else previous
-        after = toml_edit.edit(file.text, take_out(unwanted.names, back), file.path)
+        after = toml_edit.edit(file.text, partial(_take_out, unwanted.names, back), file.path)
         emptied = own and not parse_toml(after, file.path)
         texts[file.path] = None if emptied else after
     return Draft(texts)
 
 
-def take_out(names: Collection[str], previous_default: str = "") -> Mutation:
+def _take_out(names: Collection[str], previous_default: str, tree: Tree) -> None:
     """Remove handlers, a default that is one of them, and tables that become empty."""
-
-    def mutate(tree: Tree) -> None:
-        runtime = dig(tree, "crio", "runtime")
-        if not isinstance(runtime, dict):
-            return
-        if runtime.get("default_runtime") in names:
-            del runtime["default_runtime"]
-            if previous_default:
-                runtime["default_runtime"] = previous_default
-        _take_out_handlers(tree, names)
-
-    return mutate
+    runtime = dig(tree, "crio", "runtime")
+    if not isinstance(runtime, dict):
+        return
+    if runtime.get("default_runtime") in names:
+        del runtime["default_runtime"]
+        if previous_default:
+            runtime["default_runtime"] = previous_default
+    _take_out_handlers(tree, names)
 
 
 def _take_out_handlers(tree: Tree, names: Collection[str]) -> None:
@@ -491,7 +481,9 @@ class CrioEngine:
             *(edits_to(self.host, draft.texts) or (unchanged(self.host, self.own_path),)),
             *(hooks if desired.cdi else ()),
         ]
-        toolkit, notes = self._toolkit(state.config, desired)
+        toolkit, notes = (
+            toolkit_edit(self.host, state.config, self.daemon.version) if desired.handlers else (None, ())
+        )
         notes = (*draft.notes, *notes, *self._notes(state.config, desired, hooks))
         # removed for good: undoing the runtime does not restore it
         removes = any(edit.action == "removed" for edit in edits)
@@ -501,11 +493,6 @@ class CrioEngine:
         )
         edits += [toolkit] if toolkit else []
         return Plan("crio", tuple(edits), verb, reason, notes, None, draft.previous_default, had)
-
-    def _toolkit(self, config: CrioConfig, desired: DesiredConfig) -> tuple[FileEdit | None, tuple[str, ...]]:
-        if not desired.handlers:
-            return None, ()
-        return toolkit_edit(self.host, config, self.daemon.version)
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the handlers from every file that names them, and NVIDIA's old hook."""

@@ -518,15 +518,11 @@ class DockerEngine:
         plan = self._restoring_own(edits[0], names, active)
         if plan.verb == "none" and not plan.changed:
             return plan
-        going = self._going(edits[0], names)
+        left = parse_daemon_json(decode(edits[0].after, edits[0].path), edits[0].path).get("runtimes") or {}
+        going = tuple(name for name in names if name not in left)
         note, against = still_used(self.host, self.daemon, going) if going else ("", "")
         notes = (*plan.notes, *survivors(active, plan.verb), note)
         return replace(plan, notes=tuple(filter(None, notes)), confirm=against)
-
-    def _going(self, edit: FileEdit, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of `names` that the edited file no longer has."""
-        left = parse_daemon_json(decode(edit.after, edit.path), edit.path).get("runtimes") or {}
-        return tuple(name for name in names if name not in left)
 
     def _restoring_own(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
         before, after = (decode(data, edit.path) for data in (edit.before, edit.after))

@@ -140,11 +140,6 @@ def _instead(host: Host) -> str:
     return f"install it first, or name an installed engine: --runtime {' or --runtime '.join(here)}"
 
 
-def finder_of(daemon: Daemon) -> Finder:
-    """A function that finds this daemon again."""
-    return FINDERS[name_of_daemon(daemon)]
-
-
 def _distribution_of(host: Host, config: str) -> str:
     """The distribution that owns this rendered file or template; empty if none does."""
     if not owner(config) and not any(part in config for part in _IN_DATA):

@@ -140,7 +140,7 @@ def tables_of(text: str) -> str:
     return match[0].strip().removeprefix(BEGIN).removesuffix(END).strip() if match else ""
 
 
-def _program(runtime: Tree) -> object:
+def _program(runtime: object) -> object:
     return dig(runtime, "options", "BinaryName")
 
 
@@ -203,10 +203,16 @@ class K3sEngine(DistributionEngine):
             or not self._has_cdi(desired)
         ):
             self._require_rendered()
-            edits = self._drop_in(desired) if self._imports_drop_ins else self._template(desired, rest)
+            path = f"{self._drop_in_directory}/{DROP_IN_NAME}"
+            edits = (
+                self._edited(config, path, desired)
+                if self._imports_drop_ins
+                else self._template(desired, rest)
+            )
         else:
             edits = ()
-        plan = self._acting(edits, active is None or active.has(desired), self._rendered_has(desired))
+        is_rendered = all(map(self._renders, desired.handlers))
+        plan = self._acting(edits, active is None or active.has(desired), is_rendered)
         known = any(self._defines(path, desired.names) for path in self._own())
         return replace(
             plan,
@@ -259,18 +265,15 @@ class K3sEngine(DistributionEngine):
         """Whether the next start registers exactly this handler by itself."""
         if self._programs.get(handler.name) != handler.path:
             return False
-        program = dig(self._config.runtimes, handler.name, "options", "BinaryName")
         overruled = any(self._defines(path, (handler.name,)) for path in self._drop_ins())
-        return program == handler.path or not overruled
+        return self._renders(handler) or not overruled
 
     def _has_cdi(self, desired: DesiredConfig) -> bool:
         return not desired.cdi or self._config.has_cdi
 
-    def _rendered_has(self, desired: DesiredConfig) -> bool:
-        options = (
-            dig(self._config.runtimes, handler.name, "options", "BinaryName") for handler in desired.handlers
-        )
-        return all(have == handler.path for have, handler in zip(options, desired.handlers, strict=True))
+    def _renders(self, handler: Handler) -> bool:
+        """Whether the rendered file has this handler."""
+        return _program(self._config.runtimes.get(handler.name)) == handler.path
 
     # --- the files: the rendered one, its drop-ins and the template, now and after the next start --------
 
@@ -375,15 +378,15 @@ class K3sEngine(DistributionEngine):
                 hint=f"start it once: systemctl start {self.daemon.unit or self.daemon.manager}",
             )
 
-    def _drop_in(self, desired: DesiredConfig) -> tuple[FileEdit, ...]:
-        path = f"{self._drop_in_directory}/{DROP_IN_NAME}"
-        return self._edited(self._config, path, desired)
-
     def _template(self, desired: DesiredConfig, rest: tuple[Handler, ...]) -> tuple[FileEdit, ...]:
         """gpunode's tables at the template's end; none may duplicate one that the base renders."""
         self._refuse_in_template(desired)
         path, text = self._template_path, self._template_text
-        todo = tuple(handler for handler in rest if not self._right_already(handler))
+        todo = tuple(
+            handler
+            for handler in rest
+            if not (self._defines(path, (handler.name,)) and self._renders(handler))
+        )
         if not todo:
             return ()
         for handler in todo:
@@ -421,11 +424,6 @@ class K3sEngine(DistributionEngine):
         if not any(tables):
             return without_tables(text)
         return with_tables(text, _as_text(tree, self._template_path))
-
-    def _right_already(self, handler: Handler) -> bool:
-        """Whether the template defines the handler, and the rendered file has it as desired."""
-        options = dig(self._config.runtimes, handler.name, "options", "BinaryName")
-        return self._defines(self._template_path, (handler.name,)) and options == handler.path
 
     def _refuse_in_template(self, desired: DesiredConfig) -> None:
         """Refuse what needs a key in a table that the base template has already."""

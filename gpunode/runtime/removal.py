@@ -9,6 +9,7 @@ from typing import Any
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal, rollback_command, state_of
+from gpunode.output.typed import as_text
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.find import name_of
 from gpunode.runtime.workflow import OPERATION, REMOVAL
@@ -69,7 +70,7 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
 
 def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
     """The default runtime replaced by the last run that made one of `names` the default, or ""."""
-    defaults = [_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
+    defaults = [as_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
     return next((default for default in reversed(defaults) if default), "")
 
 
@@ -107,11 +108,7 @@ def runtimes_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """The runtimes of an operation; journals of the first release name a single one."""
     if "runtimes" in manifest:
         return tuple(manifest["runtimes"])
-    return tuple(filter(None, [_text(manifest.get("runtime"))]))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return tuple(filter(None, [as_text(manifest.get("runtime"))]))
 
 
 # Restoring a journal entry: later entries that wrote the same files are rolled back with it.
@@ -159,7 +156,7 @@ def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
     """
     groups: dict[tuple[str, str], tuple[Entry, ...]] = {}
     for entry in journal.active():
-        key = name_of(entry.manifest), _text(entry.manifest.get("config"))
+        key = name_of(entry.manifest), as_text(entry.manifest.get("config"))
         operation = entry.manifest.get("operation")
         if operation not in (OPERATION, REMOVAL):
             continue

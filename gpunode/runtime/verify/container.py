@@ -68,7 +68,8 @@ def choose(host: Host, desired: str, cdi: bool, handlers: tuple[str, ...] | None
         return Way(reading, devices=(ALL,))
     if handlers is None or desired in handlers:
         return Way(reading, desired)
-    if desired == DEFAULT_HANDLER and _reads(reading) and gpu_specs(host, reading):
+    has_cdi = reading.enabled is not False and not _too_old(reading)
+    if desired == DEFAULT_HANDLER and has_cdi and gpu_specs(host, reading):
         return Way(reading, devices=(ALL,))
     raise missing_handler(reading, desired, handlers)
 
@@ -95,10 +96,6 @@ def gpu_specs(host: Host, reading: CdiReading) -> tuple[CdiSpec, ...]:
 
 def _too_old(reading: CdiReading) -> bool:
     return bool(reading.version) and reading.version < ENGINES[reading.engine].cdi
-
-
-def _reads(reading: CdiReading) -> bool:
-    return reading.enabled is not False and not _too_old(reading)
 
 
 def _require(host: Host, reading: CdiReading) -> None:
