@@ -35,7 +35,7 @@ from gpunode.facts.crio import find_crio
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import find_docker
 from gpunode.facts.effective import configured
-from gpunode.facts.podman import find_podman
+from gpunode.facts.podman import CONFIG, find_podman
 from gpunode.host import Host
 
 _FINDERS: dict[str, Callable[[Host], Daemon | None]] = {
@@ -73,7 +73,10 @@ def specification_paths(host: Host, engines: Iterable[Daemon]) -> tuple[str, ...
 
 def kept_elsewhere(host: Host) -> tuple[str, ...]:
     """gpunode's own specifications in directories that only some engine here reads."""
-    paths = specification_paths(host, installed(host))[1:]
+    # podman's files have fixed paths; finding it would start its program, for a release that doesn't matter
+    podman = Daemon("podman", None, (), CONFIG, "", "", None)
+    engines = (*installed(host, [name for name in _FINDERS if name != "podman"]), podman)
+    paths = specification_paths(host, engines)[1:]
     return tuple(path for path in paths if made_by_gpunode(host.read_bytes(path)))
 
 

@@ -83,8 +83,7 @@ class ContainerdEngine:
         self._refuse_managed()
         state = self._state()
         unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}
-        removal = containerd_plan.Removal(state, unwanted, self._same_meaning, unread)
-        outcome = containerd_plan.removed(removal)
+        outcome = containerd_plan.removed(state, unwanted, self._same_meaning, unread)
         refuse_missing_import(state, outcome.texts)
         edits = edits_to(self.host, outcome.texts) or (unchanged(self.host, self.daemon.config_path),)
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)

@@ -390,19 +390,13 @@ def _made_effective(by_path: Copies) -> tuple[str, ...]:
 SameMeaning = Callable[[Texts, Texts], bool | None]
 
 
-@dataclass(frozen=True)
-class Removal:
-    """What to remove from which files. `unread` has the text of drop-ins that containerd does not read."""
+def removed(
+    state: State, unwanted: UnwantedConfig, same_meaning: SameMeaning, unread: Mapping[str, str]
+) -> Outcome:
+    """New text of every file with one of the runtimes; None for a drop-in that is no longer needed.
 
-    state: State
-    unwanted: UnwantedConfig
-    same_meaning: SameMeaning
-    unread: Mapping[str, str] = field(default_factory=dict)
-
-
-def removed(removal: Removal) -> Outcome:
-    """New text of every file with one of the runtimes; None for a drop-in that is no longer needed."""
-    state, unwanted = removal.state, removal.unwanted
+    `unread` has the text of drop-ins that containerd does not read.
+    """
     texts: dict[str, str | None] = {}
     bare = replace(unwanted, previous_default="")
     for path in state.config.files:
@@ -413,7 +407,10 @@ def removed(removal: Removal) -> Outcome:
         emptied = path != state.config.path and left.keys() <= {"version"} and left != tree
         texts[path] = None if emptied else after
     _restore_default(state, unwanted, texts)
-    notes = [*_drop_copies(removal, texts), *_drop_unread(removal, texts)]
+    notes = [
+        *_drop_copies(state, unwanted.names, same_meaning, texts),
+        *_drop_unread(unread, unwanted.names, texts),
+    ]
     forget_imports(state, texts)
     return Outcome(texts, state.config.version, tuple(notes))
 
@@ -489,20 +486,22 @@ def _default_of(config: ContainerdConfig, texts: Texts) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _drop_copies(removal: Removal, texts: dict[str, str | None]) -> list[str]:
+def _drop_copies(
+    state: State, names: tuple[str, ...], same_meaning: SameMeaning, texts: dict[str, str | None]
+) -> list[str]:
     """Delete generated copies if the rest only repeats the other files or containerd's defaults."""
     notes = []
-    by_path = copies(removal.state)
+    by_path = copies(state)
     for path, copied in by_path.items():
-        if texts[path] is None or not copied.handlers.keys() <= set(removal.unwanted.names):
+        if texts[path] is None or not copied.handlers.keys() <= set(names):
             continue
-        same = removal.same_meaning({**texts, path: None}, texts)
+        same = same_meaning({**texts, path: None}, texts)
         if same is None:
-            same = not copied.shadowed and not (copied.lost and not removal.state.deep)
+            same = not copied.shadowed and not (copied.lost and not state.deep)
         if same:
             texts[path] = None
         else:
-            notes.append(_still_hides(removal.state, path, by_path))
+            notes.append(_still_hides(state, path, by_path))
     return notes
 
 
@@ -515,12 +514,14 @@ def _still_hides(state: State, path: str, by_path: Copies) -> str:
     )
 
 
-def _drop_unread(removal: Removal, texts: dict[str, str | None]) -> list[str]:
+def _drop_unread(
+    unread: Mapping[str, str], names: tuple[str, ...], texts: dict[str, str | None]
+) -> list[str]:
     """Delete NVIDIA's drop-ins where containerd reads none."""
     notes = []
-    for path, text in removal.unread.items():
+    for path, text in unread.items():
         tree = parse_toml(text, path)
-        if nvidia_writer(text, tree) or of_runtimes_only(tree, removal.unwanted.names):
+        if nvidia_writer(text, tree) or of_runtimes_only(tree, names):
             texts[path] = None
             notes.append(f"{path} is removed: NVIDIA's tools left it, and containerd does not read it")
     return notes

@@ -35,9 +35,6 @@ class UserFiles:
     notes: tuple[str, ...] = ()
 
 
-NONE = UserFiles()
-
-
 def desired_files(host: Host, daemon: Daemon, desired: DesiredConfig) -> UserFiles:
     """The user's toolkit configuration with ``no-cgroups``, and the drop-in with dockerd's variable."""
     if (
@@ -45,7 +42,7 @@ def desired_files(host: Host, daemon: Daemon, desired: DesiredConfig) -> UserFil
         or not desired.handlers
         or not hook_injects(host, daemon, tuple(handler.path for handler in desired.handlers))
     ):
-        return NONE
+        return UserFiles()
     from gpunode.runtime.toolkit_file import with_settings
 
     place = places(host, daemon.process)

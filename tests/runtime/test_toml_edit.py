@@ -17,7 +17,7 @@ from gpunode.facts.toml import toml
 from gpunode.host import Host
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import State
-from gpunode.runtime.containerd_plan import Removal, configured, removed
+from gpunode.runtime.containerd_plan import configured, removed
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 from gpunode.runtime.toml_edit import Tree, mutated, same
 
@@ -173,8 +173,8 @@ def test_configure_changes_only_our_keys_and_unconfigure_restores(
     assert _pruned(tree) == _pruned(before)
     again = configured(_state(after, (1, 6), tmp), desired).texts
     assert all(new == after for new in again.values())
-    removal = Removal(_state(after, (1, 6), tmp), UnwantedConfig(("nvidia",)), lambda one, other: None)
-    back = removed(removal).texts["/etc/containerd/config.toml"]
+    outcome = removed(_state(after, (1, 6), tmp), UnwantedConfig(("nvidia",)), lambda one, other: None, {})
+    back = outcome.texts["/etc/containerd/config.toml"]
     assert back is not None
     left = toml(back)
     if not spelled:
@@ -210,10 +210,8 @@ def test_drop_in_contains_only_ours_and_is_removed_again(
     assert main.pop("imports") == ["/etc/containerd/conf.d/*.toml"] and main == toml(text)
     again = _with_drop_in(texts, release, tmp)
     assert not configured(again, desired).texts
-    removal = Removal(
-        again, UnwantedConfig(tuple(handler.name for handler in THREE)), lambda one, other: None
-    )
-    left = removed(removal).texts
+    unwanted = UnwantedConfig(tuple(handler.name for handler in THREE))
+    left = removed(again, unwanted, lambda one, other: None, {}).texts
     assert left[state.drop_in] is None
     assert toml(left[state.config.path] or "") == toml(text)
 

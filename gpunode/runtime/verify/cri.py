@@ -146,17 +146,15 @@ def _remove_pods(cri: Cri, pod: cri_pods.Pod) -> None:
         cri_pods.remove_sandbox(cri, sandbox)
 
 
+@dataclass(frozen=True)
 class _Images:
     """Imports images, and removes them when `cleanup` closes."""
 
-    def __init__(
-        self, host: Host, engine: CriEngine, progress: Progress, cleanup: ExitStack, tag: str
-    ) -> None:
-        self.host = host
-        self.engine = engine
-        self.progress = progress
-        self.cleanup = cleanup
-        self.tag = tag
+    host: Host
+    engine: CriEngine
+    progress: Progress
+    cleanup: ExitStack
+    tag: str
 
     def make(self) -> str:
         """An image from this node's files."""
