@@ -326,7 +326,7 @@ def _restart_with_old_files(job: Job, entry: Entry) -> None:
     if entry.state == "begun" or job.restarter is None or job.plan.verb == "none":
         return
     try:
-        if job.plan.verb == "reload" and query_if_up(job.engine) is not None:
+        if job.plan.verb == "reload" and _answers(job.engine):
             reload_undo(job.plan.changed, job.restarter)
         elif job.plan.verb != "wait":
             job.restarter.perform("restart")
@@ -334,8 +334,7 @@ def _restart_with_old_files(job: Job, entry: Entry) -> None:
     except GpunodeError as error:
         if error.code == _UNRESTORED:
             raise
-        up = query_if_up(job.engine) is not None
-        state = "did not read the old files again" if up else "does not run"
+        state = "did not read the old files again" if _answers(job.engine) else "does not run"
         raise DaemonError(f"{job.plan.engine} {state}: {error.message}", hint=job.restarter.look) from error
 
 
@@ -381,6 +380,14 @@ def _restore_after_reload(host: Host, edit: FileEdit, reload_error: str) -> None
             hint=error.hint,
             code=_UNRESTORED,
         ) from error
+
+
+def _answers(engine: Engine) -> bool:
+    try:
+        engine.query()
+    except DaemonError:
+        return False
+    return True
 
 
 # Recovery of a run that was killed: its files are restored and its daemon reads them again.
