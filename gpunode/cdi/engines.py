@@ -80,20 +80,14 @@ def kept_elsewhere(host: Host) -> tuple[str, ...]:
     return tuple(path for path in paths if made_by_gpunode(host.read_bytes(path)))
 
 
-def newest_used(host: Host, dev_root: str = "", *, dots: bool = False) -> Version:
-    """The newest version whose features a specification of this node uses, where engines read it."""
-    if need_groups(host, dev_root.rstrip("/")):
-        return GROUPS
-    return DOTS if dots else UNKNOWN_ENGINE
+def readable(host: Host, dev_root: str = "", *, dots: bool = False) -> Version:
+    """The newest specification that all engines of this node read; with `dots` its class has one.
 
-
-def readable(host: Host, version: Version) -> Version:
-    """The newest specification that all engines of this node read.
-
-    Only engines with a release that doesn't read `wanted` are queried: running a program for its version
-    takes as long as everything else.
+    Only engines with a release that doesn't read the newest version whose features this node uses are
+    queried: running a program for its version takes as long as everything else.
     """
-    matter = [name for name in _FINDERS if oldest(name) < version]
+    used = GROUPS if need_groups(host, dev_root.rstrip("/")) else DOTS if dots else UNKNOWN_ENGINE
+    matter = [name for name in _FINDERS if oldest(name) < used]
     return limit(installed(host, matter)) if matter else NEWEST
 
 
@@ -115,7 +109,7 @@ def engine_files(host: Host, engines: tuple[Daemon, ...], *, units: bool) -> Eng
 
     `GpunodeError` if the GPUs can't be described or another file already defines them in the same directory.
     """
-    newest = min(limit(engines), readable(host, newest_used(host)))
+    newest = min(limit(engines), readable(host))
     built = generate(host, Sources(), Form(limit=newest))
     paths = specification_paths(host, engines)
     notes = [*built.notes]

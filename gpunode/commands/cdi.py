@@ -12,7 +12,7 @@ import typer
 from gpunode.cdi import refresh
 from gpunode.cdi.build import STRATEGIES, Built, Form, Sources
 from gpunode.cdi.build import generate as build_generate
-from gpunode.cdi.engines import installed, kept_elsewhere, newest_used, readable
+from gpunode.cdi.engines import installed, kept_elsewhere, readable
 from gpunode.cdi.hooks import HOOK_NAMES
 from gpunode.cdi.locations import (
     NVIDIA_UNITS,
@@ -382,7 +382,7 @@ def _check_nvidia_ctk(disabled: Sequence[str], enabled: Sequence[str], flags: Se
 def make(host: Host, sources: Sources, form: Form, progress: Progress) -> Built:
     """Query the node and build the specification, in a version that every engine on it reads."""
     dev_root = sources.dev_root or sources.driver_root
-    limit = readable(host, newest_used(host, dev_root, dots="." in form.device_class))
+    limit = readable(host, dev_root, dots="." in form.device_class)
     with progress.step("querying NVML and finding the driver's files"):
         return build_generate(host, sources, replace(form, limit=limit))
 

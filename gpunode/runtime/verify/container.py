@@ -288,13 +288,6 @@ def clean_up(progress: Progress, what: str, remove: Callable[[], None]) -> None:
         progress.note(f"{what} was not deleted: {error.message}")
 
 
-def new_token() -> str:
-    """A token that distinguishes this run's containers and images from those of concurrent runs."""
-    import secrets
-
-    return secrets.token_hex(4)
-
-
 @dataclass(frozen=True)
 class PodRun:
     """The pod's result. `code` and `reason` are empty if it passed; `log` is its last lines.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
+from secrets import token_hex
 from typing import Any
 
 from gpunode.daemons import cri_pods
@@ -45,7 +46,6 @@ from gpunode.runtime.verify.container import (
     first_contact,
     labels,
     maker,
-    new_token,
     remove_leftovers,
     require_image,
 )
@@ -94,7 +94,7 @@ def run_on(
         partial(cri_pods.remove_image, cri),
     )
     with ExitStack() as cleanup:
-        token = new_token()
+        token = token_hex(4)  # distinguishes this run from concurrent ones
         images = _Images(host, engine, progress, cleanup, f"{maker(host)}-{token}")
         reference = request.image or images.make()
         if request.image:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 from gpunode.daemons.docker import DEFAULT_SOCKET, DockerApi
@@ -23,7 +24,6 @@ from gpunode.runtime.verify.container import (
     clean_up,
     first_contact,
     labels,
-    new_token,
     remove_leftovers,
     require_image,
 )
@@ -40,7 +40,7 @@ def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> 
     way = _way(host, api, request)
     containers, images = partial(api.labelled_containers, OURS), partial(api.image_names, VERIFICATION)
     remove_leftovers(host, progress, containers, api.remove_container, images, api.remove_image)
-    token = new_token()
+    token = token_hex(4)  # distinguishes this run from concurrent ones
     with ExitStack() as cleanup:
         image = request.image or make_image(
             host, way, token, progress, cleanup, api.load_image, api.remove_image

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from secrets import token_hex
 from typing import Any
 
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
@@ -26,7 +27,6 @@ from gpunode.runtime.verify.container import (
     clean_up,
     gpu_specs,
     labels,
-    new_token,
     remove_leftovers,
     require_image,
 )
@@ -140,7 +140,7 @@ def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> 
         partial(podman.image_names, VERIFICATION),
         lambda name: clean_up(progress, f"image {name}", partial(podman.remove_image, name)),
     )
-    token = new_token()
+    token = token_hex(4)  # distinguishes this run from concurrent ones
     with ExitStack() as cleanup:
         load = partial(_load, podman)
         image = request.image or make_image(host, way, token, progress, cleanup, load, podman.remove_image)
