@@ -325,69 +325,6 @@ def after_restart(config: CrioConfig, edits: Iterable[FileEdit], directory: str)
     return replace(config, files=(*main, *drop_ins))
 
 
-def validate_crio(
-    host: Host,
-    daemon: Daemon,
-    config: CrioConfig,
-    directory: str,
-    edits: tuple[FileEdit, ...],
-    expected: DesiredConfig | None,
-) -> tuple[str, ...]:
-    """`ValidationError` if CRI-O would refuse the files or not read `expected` from them; notes."""
-    planned = after_restart(config, edits, directory)
-    default = planned.named_default
-    if default and default not in planned.handlers and default != compiled_default(daemon.version):
-        raise ValidationError(
-            f"CRI-O would not start: default_runtime is {default}, and no file defines it",
-            hint="nothing was written; name another default: grep -rn default_runtime " + directory,
-        )
-    if host.live and expected is not None:
-        _refuse_without_monitor(host, daemon, planned, expected)
-    if daemon.binary is None or not host.live:
-        return ("CRI-O's files were checked for known mistakes only: its program can't be run here",)
-    with host.temporary_directory() as staging:
-        _stage(host, planned, directory, staging)
-        files = ("--config", f"{staging}/crio.conf", "--config-dir", f"{staging}/drop-ins")
-        argv = [daemon.binary, *files, "config"]
-        answer = host.run(argv, timeout=_SECONDS)
-    if answer.code == COMMAND_NOT_FOUND:
-        return (f"CRI-O's files were checked for known mistakes only: {daemon.binary} can't be run",)
-    refuse_untrusted(answer)
-    if not answer.ok:
-        reason = (answer.reason or "no reason given").replace(f"{staging}/crio.conf", config.path)
-        reason = reason.replace(f"{staging}/drop-ins", directory)
-        raise ValidationError(
-            f"CRI-O refuses the new files: {reason}",
-            hint="nothing was written; correct the file and run this again",
-        )
-    return _compare(answer.stdout, expected)
-
-
-def _refuse_without_monitor(host: Host, daemon: Daemon, planned: CrioConfig, expected: DesiredConfig) -> None:
-    """Check for a handler's monitor: ``crio config`` doesn't, and CRI-O exits at start without it."""
-    monitor = planned.setting("runtime", "conmon") or option_value(daemon.argv[1:], "--conmon")
-    for handler in expected.handlers:
-        path = monitor or planned.handlers.get(handler.name, {}).get("monitor_path")
-        if host.exists(path) if path else host.which("conmon") or host.unsafe_program("conmon"):
-            continue
-        raise ValidationError(
-            f"CRI-O would not start: the handler {handler.name} has no monitor,"
-            f" {path or 'conmon in PATH'} isn't there",
-            hint="nothing was written; install conmon, or name it: monitor_path in [crio.runtime.runtimes]",
-        )
-
-
-def _stage(host: Host, planned: CrioConfig, directory: str, staging: Path) -> None:
-    """Write copies under the same names, so that they are read in the same order."""
-    host.write_atomic(f"{staging}/crio.conf", b"", mode=0o600)  # a missing file is fatal if it is named
-    host.make_dirs(f"{staging}/drop-ins")
-    for file in planned.files:
-        main = file.path == planned.path
-        place = f"{staging}/crio.conf" if main else f"{staging}/drop-ins{file.path.removeprefix(directory)}"
-        host.make_dirs(place.rpartition("/")[0])
-        host.write_atomic(place, file.text.encode("utf-8", "surrogateescape"), mode=0o600)
-
-
 def _compare(printed: str, expected: DesiredConfig | None) -> tuple[str, ...]:
     """Compare with the output of ``crio config``, where values equal to the default are comments."""
     if expected is None:
@@ -607,7 +544,58 @@ class CrioEngine:
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """``crio config`` on staged copies, else the refusals that are known."""
         config = load_crio(self.host, self.daemon.config_path, self.directory)
-        return validate_crio(self.host, self.daemon, config, self.directory, plan.changed, expected)
+        planned = after_restart(config, plan.changed, self.directory)
+        default = planned.named_default
+        if default and default not in (*planned.handlers, compiled_default(self.daemon.version)):
+            raise ValidationError(
+                f"CRI-O would not start: default_runtime is {default}, and no file defines it",
+                hint="nothing was written; name another default: grep -rn default_runtime " + self.directory,
+            )
+        if self.host.live and expected is not None:
+            self._refuse_without_monitor(planned, expected)
+        if self.daemon.binary is None or not self.host.live:
+            return ("CRI-O's files were checked for known mistakes only: its program can't be run here",)
+        with self.host.temporary_directory() as staging:
+            self._stage(planned, staging)
+            files = ("--config", f"{staging}/crio.conf", "--config-dir", f"{staging}/drop-ins")
+            answer = self.host.run([self.daemon.binary, *files, "config"], timeout=_SECONDS)
+        if answer.code == COMMAND_NOT_FOUND:
+            return (f"CRI-O's files were checked for known mistakes only: {self.daemon.binary} can't be run",)
+        refuse_untrusted(answer)
+        if not answer.ok:
+            reason = (answer.reason or "no reason given").replace(f"{staging}/crio.conf", config.path)
+            reason = reason.replace(f"{staging}/drop-ins", self.directory)
+            raise ValidationError(
+                f"CRI-O refuses the new files: {reason}",
+                hint="nothing was written; correct the file and run this again",
+            )
+        return _compare(answer.stdout, expected)
+
+    def _refuse_without_monitor(self, planned: CrioConfig, expected: DesiredConfig) -> None:
+        """Check for a handler's monitor: ``crio config`` doesn't, and CRI-O exits at start without it."""
+        host = self.host
+        monitor = planned.setting("runtime", "conmon") or option_value(self.daemon.argv[1:], "--conmon")
+        for handler in expected.handlers:
+            path = monitor or planned.handlers.get(handler.name, {}).get("monitor_path")
+            if host.exists(path) if path else host.which("conmon") or host.unsafe_program("conmon"):
+                continue
+            raise ValidationError(
+                f"CRI-O would not start: the handler {handler.name} has no monitor,"
+                f" {path or 'conmon in PATH'} isn't there",
+                hint="nothing was written; install conmon, or name it:"
+                " monitor_path in [crio.runtime.runtimes]",
+            )
+
+    def _stage(self, planned: CrioConfig, staging: Path) -> None:
+        """Write copies under the same names, so that they are read in the same order."""
+        # a missing file is fatal if it is named
+        self.host.write_atomic(f"{staging}/crio.conf", b"", mode=0o600)
+        self.host.make_dirs(f"{staging}/drop-ins")
+        for file in planned.files:
+            drop_in = f"{staging}/drop-ins{file.path.removeprefix(self.directory)}"
+            place = f"{staging}/crio.conf" if file.path == planned.path else drop_in
+            self.host.make_dirs(place.rpartition("/")[0])
+            self.host.write_atomic(place, file.text.encode("utf-8", "surrogateescape"), mode=0o600)
 
     def query(self) -> Active:
         """Handlers and default from the running configuration; `DaemonError` if CRI-O doesn't answer."""
