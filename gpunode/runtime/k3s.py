@@ -285,7 +285,8 @@ class K3sEngine(DistributionEngine):
             return self._load(path)
         except ConfigError:
             text = decode(self.host.read_bytes(path), path)
-            return ContainerdConfig(path, exists=True, main_text=text, main={}, merged={}, files=(path,))
+            release = self.daemon.version
+            return ContainerdConfig(path, True, text, main={}, merged={}, files=(path,), release=release)
 
     def _refuse_broken(self) -> None:
         """`ConfigError` if the rendered file or a drop-in isn't TOML."""
