@@ -87,10 +87,6 @@ class Cri:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the channel; does nothing if none was opened."""
         self._opened.close()
         self._channel = None
 

@@ -201,7 +201,11 @@ class DockerApi:
         headers = {} if data is None else {"Content-Type": "application/json"}
         answer = decoded(self._request(method, path, data, headers, timeout=timeout))
         if not isinstance(answer, dict):
-            raise self._http.not_an_object(path)
+            raise DaemonError(
+                f"{self.socket} returned no JSON object for {path}",
+                hint=f"find the process that listens on it: ss -xlp src {self.socket}",
+                code="malformed",
+            )
         return answer
 
     def _request(

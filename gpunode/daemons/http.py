@@ -85,14 +85,6 @@ class UnixHttp:
             raise DaemonError(f"no response from {self.socket} ({state})", hint=self.hints[code], code=code)
         return answer
 
-    def not_an_object(self, path: str) -> DaemonError:
-        """The error for a response that isn't a JSON object."""
-        return DaemonError(
-            f"{self.socket} returned no JSON object for {path}",
-            hint=f"find the process that listens on it: ss -xlp src {self.socket}",
-            code="malformed",
-        )
-
     def failed(self, code: str, message: str) -> DaemonError:
         """A `DaemonError` with the hint for its code."""
         self.host.heard("daemons", self.socket, {"problem": {"code": code, "message": message}})

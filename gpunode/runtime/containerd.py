@@ -173,14 +173,13 @@ class ContainerdEngine:
 
     def _state(self, without: frozenset[str] = frozenset()) -> State:
         """What is known of the files, without those in `without`."""
-        path, release = self.daemon.config_path, self.daemon.version
-        config = load_config(self.host, path, release, without)
+        path = self.daemon.config_path
+        config = load_config(self.host, path, self.daemon.version, without)
         drop_in = self.drop_in or f"{path.rpartition('/')[0]}/{DROP_IN_NAME}"
         texts = {name: self._text(name) for name in dict.fromkeys((path, *config.files, drop_in))}
         return State(
             config=config,
             texts=texts,
-            release=release,
             effective=self._effective(config, texts, partly=bool(without)),
             drop_in=drop_in,
             drop_in_forced=bool(self.drop_in),

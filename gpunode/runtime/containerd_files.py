@@ -36,7 +36,6 @@ class State:
 
     config: ContainerdConfig
     texts: Mapping[str, str]
-    release: tuple[int, ...]
     effective: Tree | None = None
     drop_in: str = ""
     drop_in_forced: bool = False
@@ -47,6 +46,11 @@ class State:
     def deep(self) -> bool:
         """Whether this containerd merges a drop-in key by key."""
         return self.config.deep
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """This containerd's release; () if it is unknown."""
+        return self.config.release
 
     @property
     def release_text(self) -> str:

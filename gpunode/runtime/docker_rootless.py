@@ -20,6 +20,7 @@ from gpunode.facts.users import account, places
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime.engine import DesiredConfig, UnwantedConfig, decode
+from gpunode.runtime.toolkit_file import with_settings
 
 DROP_IN = "gpunode.conf"
 _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"): True}
@@ -43,8 +44,6 @@ def desired_files(host: Host, daemon: Daemon, desired: DesiredConfig) -> UserFil
         or not hook_injects(host, daemon, tuple(handler.path for handler in desired.handlers))
     ):
         return UserFiles()
-    from gpunode.runtime.toolkit_file import with_settings
-
     place = places(host, daemon.process)
     inherited = environment(host, daemon.process.pid) if daemon.process else {}
     path = inherited.get(CONFIG_VARIABLE) or place.toolkit_config
@@ -77,8 +76,6 @@ def unwanted_files(host: Host, daemon: Daemon, unwanted: UnwantedConfig) -> tupl
     """The removal of the same files, where they have only what gpunode writes there."""
     if not daemon.user or "nvidia" not in unwanted.names:
         return ()
-    from gpunode.runtime.toolkit_file import with_settings
-
     place = places(host, daemon.process)
     drop_in = _drop_in(host, daemon, place.config_home)
     now = host.read_bytes(place.toolkit_config)

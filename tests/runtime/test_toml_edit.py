@@ -145,7 +145,7 @@ def _state(text: str, release: tuple[int, ...], tmp: Any) -> State:
     (root / "etc/containerd").mkdir(parents=True, exist_ok=True)
     (root / "etc/containerd/config.toml").write_text(text)
     config = load_config(Host(root), "/etc/containerd/config.toml", release)
-    return State(config, {config.path: text}, release, drop_in="/etc/containerd/conf.d/99-nvidia.toml")
+    return State(config, {config.path: text}, drop_in="/etc/containerd/conf.d/99-nvidia.toml")
 
 
 @pytest.mark.full
@@ -222,9 +222,7 @@ def _with_drop_in(texts: dict[str, str | None], release: tuple[int, ...], tmp: P
     for path, text in texts.items():
         (tmp / "root" / path[1:]).write_text(text or "")
     config = load_config(Host(tmp / "root"), "/etc/containerd/config.toml", release)
-    return State(
-        config, {path: text or "" for path, text in texts.items()}, release, drop_in=config.files[-1]
-    )
+    return State(config, {path: text or "" for path, text in texts.items()}, drop_in=config.files[-1])
 
 
 def _pruned(tree: Any) -> Any:
@@ -247,8 +245,8 @@ def test_line_ends_and_byte_order_mark_are_kept() -> None:
 def test_missing_import_is_refused(tmp_path: Path) -> None:
     path, text = "/config.toml", 'version = 2\nimports = ["/gone.toml"]\n'
     (tmp_path / "config.toml").write_text(text)
-    config = load_config(Host(tmp_path, environ={}), path)
-    state = State(config=config, texts={path: text}, release=(1, 6, 20))
+    config = load_config(Host(tmp_path, environ={}), path, (1, 6, 20))
+    state = State(config=config, texts={path: text})
     with pytest.raises(ConfigError, match=r"gone\.toml, which does not exist"):
         configured(state, DesiredConfig((Handler("nvidia", "/n"),)))
 
