@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -418,7 +418,7 @@ def _unread(engine: Engine, files: Configured, restart: str) -> tuple[Drift, ...
 
 def _handlers(host: Host, files: Configured, active: Active | None) -> tuple[StatusHandler, ...]:
     """The handlers of the files first, then those that only the running daemon has."""
-    active_paths: Mapping[str, str] = dict(active.paths) if active else {}
+    active_paths = active.paths if active else {}
     handlers = [
         StatusHandler(
             handler.name,

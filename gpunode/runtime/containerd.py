@@ -13,6 +13,7 @@ from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.toml import dig
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
+from gpunode.output.typed import as_dict, as_text
 from gpunode.runtime import containerd_check, containerd_plan
 from gpunode.runtime.containerd_check import ConfigReader
 from gpunode.runtime.containerd_files import (
@@ -244,11 +245,11 @@ class ContainerdEngine:
         with Cri(self.host, self.daemon.socket) as cri:
             status = cri.status()
         runtimes = dig(status.config, "containerd", "runtimes")
-        paths = []
-        for name, entry in runtimes.items() if isinstance(runtimes, dict) else ():
-            binary = dig(entry, "options", "BinaryName")
-            if isinstance(binary, str) and binary:
-                paths.append((str(name), binary))
+        paths = {}
+        for name, entry in as_dict(runtimes).items():
+            binary = as_text(dig(entry, "options", "BinaryName"))
+            if binary:
+                paths[name] = binary
         cdi = status.config.get("enableCDI")
         known = cdi if isinstance(cdi, bool) else None
-        return Active(status.handlers, status.default_handler, tuple(paths), cdi=known)
+        return Active(status.handlers, status.default_handler, paths, cdi=known)

@@ -607,10 +607,10 @@ class CrioEngine:
         return Active(
             handlers=tuple(handlers),
             default=str(default or compiled_default(self.daemon.version)),
-            paths=tuple(
-                (name, str(table["runtime_path"]))
+            paths={
+                name: str(table["runtime_path"])
                 for name, table in handlers.items()
                 if isinstance(table, dict) and table.get("runtime_path")
-            ),
+            },
             live_restore=True,  # the parent of containers is conmon, so they outlive the daemon
         )

@@ -586,11 +586,11 @@ class DockerEngine:
         runtimes = info.get("Runtimes")
         if not isinstance(runtimes, dict):
             raise DaemonError(f"dockerd's /info at {self.daemon.socket} lists no runtimes")
-        paths = tuple(
-            (str(name), str(entry["path"]))
+        paths = {
+            str(name): str(entry["path"])
             for name, entry in runtimes.items()
             if isinstance(entry, dict) and isinstance(entry.get("path"), str)
-        )
+        }
         containers = info.get("ContainersRunning")
         return Active(
             handlers=tuple(map(str, runtimes)),

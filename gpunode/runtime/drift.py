@@ -63,9 +63,8 @@ def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Re
 
 
 def _handlers(files: Configured, active: Active, remedies: Remedies) -> Iterator[Drift]:
-    paths = dict(active.paths)
     for handler in files.handlers:
-        now = paths.get(handler.name, "")
+        now = active.paths.get(handler.name, "")
         if handler.name not in active.handlers:
             detail = f"it is in {handler.file} but not in the running daemon"
             yield Drift("not-active", handler.name, detail, remedies.reread)
@@ -75,7 +74,7 @@ def _handlers(files: Configured, active: Active, remedies: Remedies) -> Iterator
     known = files.paths
     for name in active.handlers:
         if name and name not in known and not name.startswith(_OWN):
-            program = paths.get(name, "")
+            program = active.paths.get(name, "")
             explanation = f"{program} in the running daemon, in no file: it is gone after the next restart"
             yield Drift("not-in-file", name, explanation.lstrip(), remedies.restart)
 

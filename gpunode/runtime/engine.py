@@ -7,7 +7,7 @@ is the only code that carries one out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gpunode.errors import ConfigError, PreconditionError
@@ -173,7 +173,7 @@ class Active:
 
     handlers: tuple[str, ...]
     default: str
-    paths: tuple[tuple[str, str], ...] = ()
+    paths: Mapping[str, str] = field(default_factory=dict)
     running_containers: int = 0
     live_restore: bool = False
     cdi: bool | None = None
@@ -188,9 +188,8 @@ class Active:
 
     def has(self, desired: DesiredConfig) -> bool:
         """Whether the desired configuration is active."""
-        paths = dict(self.paths)
         there = all(
-            handler.name in self.handlers and paths.get(handler.name, handler.path) == handler.path
+            handler.name in self.handlers and self.paths.get(handler.name, handler.path) == handler.path
             for handler in desired.handlers
         )
         cdi = self.cdi is not False or not desired.cdi

@@ -246,7 +246,7 @@ class PodmanEngine:
             except DaemonError:
                 continue  # podman has it in its file, but not its program
             paths[actual_name] = program
-        return Active(tuple(paths), default, tuple(paths.items()), live_restore=True)
+        return Active(tuple(paths), default, paths, live_restore=True)
 
     def _runtime(self, *flags: str) -> tuple[str, str]:
         """Name and program of the runtime that podman would use with these flags."""

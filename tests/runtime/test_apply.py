@@ -39,7 +39,7 @@ from tests.silent import SilentProgress
 
 WANTED = DesiredConfig((Handler("nvidia", "/n"),))
 BEFORE = Active(("runc",), "runc")
-AFTER = Active(("runc", "nvidia"), "runc", (("nvidia", "/n"),))
+AFTER = Active(("runc", "nvidia"), "runc", {"nvidia": "/n"})
 DAEMON = Daemon("docker", None, (20, 10), "/etc/docker/daemon.json", "test", "/none", None)
 
 

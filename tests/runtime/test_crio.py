@@ -269,7 +269,7 @@ def test_recorded_daemon_is_used(tmp_path: Path) -> None:
         root, '[crio.runtime]\ndefault_runtime = "crun"\n[crio.runtime.runtimes.crun]\nruntime_path = "/c"\n'
     )
     active = engine(root).query()
-    assert (active.handlers, active.default, active.paths) == (("crun",), "crun", (("crun", "/c"),))
+    assert (active.handlers, active.default, active.paths) == (("crun",), "crun", {"crun": "/c"})
 
 
 @pytest.mark.parametrize("answer", ["no toml", "", "[crio]\nruntime = 1", "crio.runtime.runtimes = []"])
@@ -283,7 +283,7 @@ def test_invalid_responses_are_daemon_errors(tmp_path: Path, answer: object) -> 
 def test_daemon_with_unread_files_is_restarted(tmp_path: Path) -> None:
     crio = engine(make_node(tmp_path, "nvidia-ctk-effective"))
     assert crio.plan(NVIDIA, Active(("crun",), "crun")).verb == "restart"
-    path = (("nvidia", "/usr/bin/nvidia-container-runtime"),)
+    path = {"nvidia": "/usr/bin/nvidia-container-runtime"}
     assert crio.plan(NVIDIA, Active(("crun", "nvidia"), "crun", path)).verb == "none"
     still = engine(make_node(tmp_path / "plain", "packaged"))
     assert still.plan_removal(UnwantedConfig(("nvidia",)), Active(("nvidia",), "crun")).verb == "restart"

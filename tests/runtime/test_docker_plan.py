@@ -69,7 +69,7 @@ def test_cdi_enabled_by_a_flag_needs_no_key_and_disabled_by_a_flag_is_refused(tm
 
 def test_dockerd_started_before_its_cdi_key_is_restarted(tmp_path: Path) -> None:
     text = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}, "features": {"cdi": true}}'
-    active = Active(("nvidia", "runc"), "runc", (("nvidia", "nvidia-container-runtime"),), cdi=False)
+    active = Active(("nvidia", "runc"), "runc", {"nvidia": "nvidia-container-runtime"}, cdi=False)
     plan = engine(tmp_path, text, (26, 1, 5)).plan(CDI, active)
     assert (plan.edits[0].action, plan.verb) == ("unchanged", "restart")
 

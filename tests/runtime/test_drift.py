@@ -16,7 +16,7 @@ from gpunode.runtime.engine import Active
 PATH = "/usr/bin/nvidia-container-runtime"
 NVIDIA = ConfiguredHandler("nvidia", PATH, "/etc/x.toml")
 FILES = Configured((ConfigFile("/etc/x.toml", "main", ""),), (NVIDIA,), "runc", True, DIRECTORIES)
-ACTIVE = Active(("runc", "nvidia"), "runc", (("nvidia", PATH),), cdi=True)
+ACTIVE = Active(("runc", "nvidia"), "runc", {"nvidia": PATH}, cdi=True)
 REMEDIES = Remedies("reload it", "restart it")
 
 
@@ -50,7 +50,7 @@ def test_builtin_handlers_of_an_engine_are_not_drift() -> None:
 
 
 def test_different_program_and_default_are_reported() -> None:
-    active = replace(ACTIVE, default="nvidia", paths=(("nvidia", "/old/nvidia-container-runtime"),))
+    active = replace(ACTIVE, default="nvidia", paths={"nvidia": "/old/nvidia-container-runtime"})
     assert drifts_of(FILES, active) == [
         ("other-path", "nvidia", "reload it"),
         ("other-default", "default runtime", "reload it"),

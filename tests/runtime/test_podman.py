@@ -132,7 +132,7 @@ def test_podman_is_queried_for_each_runtime_of_its_files(tmp_path: Path) -> None
     write(tmp_path, DROP_IN, '[engine.runtimes]\nnvidia = ["/n"]\ngone = ["/g"]\n')
     active = engine.query()
     assert (active.handlers, active.default) == (("crun", "nvidia"), "crun")
-    assert dict(active.paths) == {"crun": "/usr/bin/crun", "nvidia": "/n"}
+    assert active.paths == {"crun": "/usr/bin/crun", "nvidia": "/n"}
 
 
 @pytest.mark.parametrize(
