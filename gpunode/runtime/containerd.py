@@ -32,7 +32,6 @@ from gpunode.runtime.engine import (
     UnwantedConfig,
     decode,
     edits_to,
-    unchanged,
     verb_for,
 )
 from gpunode.runtime.toml_edit import Tree, same
@@ -65,11 +64,11 @@ class ContainerdEngine:
             outcome = containerd_plan.without_copies(replacement)
         else:
             basis, outcome = state, configured(state, desired)
-        edits = edits_to(self.host, outcome.texts)
+        edits = edits_to(self.host, outcome.texts, self.daemon.config_path)
         verb, reason = verb_for(edits, active is None or active.has(desired), _CHANGE)
         return Plan(
             "containerd",
-            edits or (unchanged(self.host, self.daemon.config_path),),
+            edits,
             verb,
             reason,
             (*outcome.notes, *self._about_drop_ins(state, copies, outcome)),
@@ -86,7 +85,7 @@ class ContainerdEngine:
         unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}
         outcome = containerd_plan.removed(state, unwanted, self._same_meaning, unread)
         refuse_missing_import(state, outcome.texts)
-        edits = edits_to(self.host, outcome.texts) or (unchanged(self.host, self.daemon.config_path),)
+        edits = edits_to(self.host, outcome.texts, self.daemon.config_path)
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:

@@ -414,10 +414,7 @@ class CrioEngine:
         self._refuse(desired)
         draft = configured(state, desired)
         hooks = self._hooks(state.config)
-        edits = [
-            *(edits_to(self.host, draft.texts) or (unchanged(self.host, self.own_path),)),
-            *(hooks if desired.cdi else ()),
-        ]
+        edits = [*edits_to(self.host, draft.texts, self.own_path), *(hooks if desired.cdi else ())]
         toolkit, notes = (
             toolkit_edit(self.host, state.config, self.daemon.version) if desired.handlers else (None, ())
         )
@@ -435,8 +432,7 @@ class CrioEngine:
         """Remove the handlers from every file that names them, and NVIDIA's old hook."""
         state = self._state()
         draft = removed(state, unwanted)
-        own = edits_to(self.host, draft.texts) or (unchanged(self.host, self.own_path),)
-        edits = (*own, *self._hooks(state.config))
+        edits = (*edits_to(self.host, draft.texts, self.own_path), *self._hooks(state.config))
         return self._removal(state.config, edits, unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:

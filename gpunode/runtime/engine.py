@@ -97,12 +97,13 @@ def refuse_untrusted(answer: Completed) -> None:
         raise PreconditionError(answer.stderr, hint=advice(answer.stderr))
 
 
-def edits_to(host: Host, texts: Mapping[str, str | None]) -> tuple[FileEdit, ...]:
-    """The edits to these texts, where None removes a file."""
-    return tuple(
+def edits_to(host: Host, texts: Mapping[str, str | None], otherwise: str = "") -> tuple[FileEdit, ...]:
+    """The edits to these texts, where None removes a file; without any, the file `otherwise` unchanged."""
+    edits = tuple(
         FileEdit(path, host.read_bytes(path), None if text is None else text.encode())
         for path, text in texts.items()
     )
+    return edits or ((unchanged(host, otherwise),) if otherwise else ())
 
 
 def unchanged(host: Host, path: str) -> FileEdit:

@@ -25,7 +25,6 @@ from gpunode.runtime.engine import (
     UnwantedConfig,
     decode,
     edits_to,
-    unchanged,
 )
 from gpunode.runtime.toml_edit import Tree, document, prune
 
@@ -151,8 +150,7 @@ class PodmanEngine:
         hooks = self._hooks(config)
         handlers = desired.handlers if desired.default or not desired.cdi else ()
         draft = configured(config, handlers, desired.default)
-        own = edits_to(self.host, draft.texts) or (unchanged(self.host, DROP_IN),)
-        edits = (*own, *(hooks if desired.cdi else ()))
+        edits = (*edits_to(self.host, draft.texts, DROP_IN), *(hooks if desired.cdi else ()))
         # undoing the runtime does not restore a hook that is removed here
         had = any(name in config.runtimes for name in desired.names) or bool(hooks and desired.cdi)
         notes = self._notes(config, desired, handlers, hooks)
@@ -164,7 +162,7 @@ class PodmanEngine:
         """Remove the runtimes from the administrator's files, and NVIDIA's old hook."""
         config = self._config()
         draft = removed(config, unwanted)
-        edits = edits_to(self.host, draft.texts) or (unchanged(self.host, DROP_IN),)
+        edits = edits_to(self.host, draft.texts, DROP_IN)
         return self.restoring((*edits, *self._hooks(config)), unwanted.names, active)
 
     def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
