@@ -5,9 +5,9 @@ import yaml
 
 from fixtures.machines import machine, recorded_host
 from gpunode.cdi import refresh
-from gpunode.cdi.engines import engine_files
+from gpunode.cdi.engines import engine_files, kept_elsewhere
 from gpunode.cdi.locations import STANDARD
-from gpunode.cdi.spec import made_by_gpunode
+from gpunode.cdi.spec import MARKER, made_by_gpunode
 from gpunode.commands.demo import build_machine
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
@@ -94,3 +94,17 @@ def test_node_without_a_driver_is_refused_with_a_hint(tmp_path):
     with pytest.raises(PreconditionError) as caught:
         engine_files(Host(build_machine(spec, tmp_path), environ={}), NEW, units=True)
     assert (caught.value.code, "modprobe nvidia" in caught.value.hint) == ("no-driver", True)
+
+
+def test_specification_for_podman_alone_is_known_without_starting_podman(tmp_path, monkeypatch):
+    (tmp_path / "usr/bin").mkdir(parents=True)
+    (tmp_path / "usr/bin/podman").write_text("x")
+    (tmp_path / "usr/bin/podman").chmod(0o755)
+    (tmp_path / "etc/containers").mkdir(parents=True)
+    (tmp_path / "etc/containers/containers.conf").write_text('[engine]\ncdi_spec_dirs = ["/opt/cdi"]\n')
+    (tmp_path / "opt/cdi").mkdir(parents=True)
+    monkeypatch.setattr(Host, "run", lambda _host, argv, **_: pytest.fail(f"{argv} is started"))
+    host = Host(tmp_path, environ={})
+    assert kept_elsewhere(host) == ()
+    (tmp_path / "opt/cdi/nvidia.yaml").write_text(f"{MARKER}\n")
+    assert kept_elsewhere(host) == ("/opt/cdi/nvidia.yaml",)
