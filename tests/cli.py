@@ -18,13 +18,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jsonschema_rs import Draft202012Validator
-
 from gpunode.commands.schema import KINDS, schema_of
 from gpunode.output.result import API_VERSION
 from tests.waiting import PATIENCE
 
 if TYPE_CHECKING:
+    from jsonschema_rs import Draft202012Validator
+
     from tests.integration.forked_cli import ForkedCli, Started
 
 REPOSITORY = Path(__file__).parent.parent
@@ -71,6 +71,8 @@ def checked(text: str) -> dict[str, Any]:
 
 @cache
 def _validator(kind: str) -> Draft202012Validator:
+    from jsonschema_rs import Draft202012Validator  # which a booted machine doesn't have
+
     return Draft202012Validator(_closed(schema_of([kind])))
 
 

@@ -54,12 +54,14 @@ class ForkedCli:
         prefix: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         modules: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "tests.integration.forked_cli"),
     ) -> None:
         """`prefix` precedes the command line that starts it: a namespace, for example. `environ` is its
-        initial environment, by default this process's; `modules` are imported before any run."""
+        initial environment, by default this process's; `modules` are imported before any run. `program` runs
+        this module, by default with this Python."""
         self._lock = Lock()
         self._server = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "tests.integration.forked_cli", *modules],
+            [*prefix, *program, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,9 +79,13 @@ class ForkedCli:
             if self._server.stdin is not None:
                 self._server.stdin.close()
 
-    def run(self, *argv: str, env: Mapping[str, str]) -> Ran:
-        """Run gpunode to its end; the environment is the process's with `env` laid over it."""
-        return self._gpunode({"argv": argv, "env": dict(env), "seconds": SECONDS})
+    def run(self, *argv: str, env: Mapping[str, str], killed_before: int = 0) -> Ran:
+        """Run gpunode to its end; the environment is the process's with `env` laid over it.
+
+        `killed_before` is the number of the change before which SIGKILL ends it (tests/machine/killed.py).
+        """
+        order = {"argv": argv, "env": dict(env), "seconds": SECONDS}
+        return self._gpunode({**order, "killed_before": killed_before})
 
     def run_in(
         self,
@@ -253,6 +259,10 @@ def _child(order: dict[str, Any], streams: list[int]) -> None:
             _set(place, value)
         if order.get("sleepless"):
             _sleep_by_the_clocks_alone()
+        if order.get("killed_before"):
+            from tests.machine.killed import kill_before
+
+            kill_before(order["killed_before"])
         main()
     except SystemExit as stop:
         code = int(stop.code or 0)

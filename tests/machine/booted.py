@@ -26,6 +26,7 @@ from fixtures.stub_runtime import build_stub_runtime
 from fixtures.stubs import SCENARIO_IN_CONTAINER, build
 from gpunode.host import Host
 from tests.cli import REPOSITORY, Ran
+from tests.integration.forked_cli import ForkedCli, every_module
 from tests.integration.verify_support import GPUS
 
 SCENARIO = replace(GPUS, driver="580.173.02", cuda=13000)
@@ -38,6 +39,13 @@ SHARED = "/srv/machine"
 PACKAGES = "/srv/dist"
 """What `make dist` makes, on a machine that was installed without gpunode."""
 CHECKOUT, WHEELS = "/srv/gpunode", "/srv/wheels"
+_FORKS = (
+    *("/opt/gpunode/bin/python3", "-I", "-c"),
+    "import runpy, sys; sys.path.append(sys.argv.pop(1));"
+    " runpy.run_module('tests.integration.forked_cli', run_name='__main__')",
+    CHECKOUT,
+)
+"""Runs that module with gpunode as it is installed: the checkout's is later in the path."""
 _RESTART = 133
 """Exit code of systemd-nspawn with --keep-unit where the machine reboots itself."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -269,6 +277,10 @@ class Machine:
     def gpunode(self, *argv: str, user: str = "", timeout: float = 120) -> Ran:
         """gpunode installed in the machine."""
         return self.run("gpunode", *argv, user=user, timeout=timeout)
+
+    def forks(self) -> ForkedCli:
+        """gpunode installed in the machine, without a new interpreter for each run."""
+        return ForkedCli(self.inside(), modules=every_module(), program=_FORKS)
 
     def start(self, *argv: str) -> subprocess.Popen[str]:
         """A program in the machine that continues while the test does something else."""

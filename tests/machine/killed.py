@@ -1,7 +1,7 @@
-"""gpunode, killed by SIGKILL right before one of its changes to the machine: killed.py NUMBER ARGUMENT...
+"""SIGKILL right before one of the changes that gpunode makes to the machine.
 
 A change is a file or directory that it creates, opens for writing, renames or removes in `_PLACES`, or a
-command of systemctl other than show. It ends as usual if it makes fewer than NUMBER changes.
+command of systemctl other than show.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import signal
 import sys
 from pathlib import PurePath
 from typing import Any
-
-from gpunode.__main__ import main
 
 _PLACES = ("/etc/", "/run/gpunode", "/var/lib/gpunode")
 _NAMES = {
@@ -42,7 +40,8 @@ def _path(name: Any, directory: int) -> str:
     return str(PurePath(above, os.fsdecode(name)))
 
 
-def _kill_before(number: int) -> None:
+def kill_before(number: int) -> None:
+    """End this process before its change of this number; a process that makes fewer ends as usual."""
     owner, count = os.getpid(), 0
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -55,8 +54,3 @@ def _kill_before(number: int) -> None:
 
     sys.addaudithook(hook)
 
-
-if __name__ == "__main__":
-    _kill_before(int(sys.argv[1]))
-    sys.argv = ["gpunode", *sys.argv[2:]]
-    main()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.machine.booted import CHECKOUT, Machine
+from tests.machine.booted import Machine
 
 CONTAINERD, DOCKER = "containerd.service", "docker.service"
 CONFIG = "/etc/containerd/config.toml"
@@ -205,30 +205,30 @@ def test_sigkill_before_each_change_is_recovered_by_the_next_run(
     machine: Machine, original: str, daemon_json: str, engine: str
 ) -> None:
     """Every file, directory and rename of configure-runtime, and its restart or reload, in turn."""
-    script = f"{CHECKOUT}/tests/machine/killed.py"
-    killed_run = ("/opt/gpunode/bin/python", "-I", script)
     command = ("configure-runtime", "--runtime", engine)
     text = f"cat {FILES[engine]}"
     untouched = {"containerd": original, "docker": daemon_json}[engine]
     written = ""
-    for number in itertools.count(1):
-        before = entry_states(machine)
-        killed = machine.run(*killed_run, str(number), *command)
-        if killed.code == 0:
-            break
-        assert killed.code == -signal.SIGKILL, killed
-        left = list(entry_states(machine, before).values())
-        done = machine.gpunode(*command, "-o", "json")
-        assert done.code == 0 and "nvidia" in done.document["data"]["active"]["handler"], (killed, done)
-        assert ("killed half-way" in done.out + done.err) == bool(set(left) & {"begun", "applied"}), killed
-        expected = ["rolled-back"] * len(left) + ["committed"] if left != ["committed"] else left
-        assert list(entry_states(machine, before).values()) == expected, killed
-        assert machine.is_active(f"{engine}.service"), machine.journal(engine)
-        assert machine.sh("find /etc -name '*.gpunode'") == "", killed
-        written = written or machine.sh(text)
-        assert machine.sh(text) == written != untouched, killed
-        assert machine.gpunode("rollback").code == 0
-        assert machine.sh(text) == untouched, killed
+    with machine.forks() as gpunode:
+        for number in itertools.count(1):
+            before = entry_states(machine)
+            killed = gpunode.run(*command, env={}, killed_before=number)
+            if killed.code == 0:
+                break
+            assert killed.code == -signal.SIGKILL, killed
+            left = list(entry_states(machine, before).values())
+            done = gpunode.run(*command, "-o", "json", env={})
+            assert done.code == 0 and "nvidia" in done.document["data"]["active"]["handler"], (killed, done)
+            unfinished = bool(set(left) & {"begun", "applied"})
+            assert ("killed half-way" in done.out + done.err) == unfinished, killed
+            expected = ["rolled-back"] * len(left) + ["committed"] if left != ["committed"] else left
+            assert list(entry_states(machine, before).values()) == expected, killed
+            assert machine.is_active(f"{engine}.service"), machine.journal(engine)
+            assert machine.sh("find /etc -name '*.gpunode'") == "", killed
+            written = written or machine.sh(text)
+            assert machine.sh(text) == written != untouched, killed
+            assert gpunode.run("rollback", env={}).code == 0
+            assert machine.sh(text) == untouched, killed
     assert number > 10
     assert machine.sh(text) == written and machine.gpunode("rollback").code == 0
 

@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.stubs import SCENARIO_IN_CONTAINER
 from gpunode import __version__
-from tests.machine.booted import CHECKOUT, PACKAGES, Machine, apt
+from tests.machine.booted import PACKAGES, Machine, apt
 from tests.machine.test_kubernetes import UNIT, becomes, node_with_kubelet
 
 pytestmark = pytest.mark.parametrize("suite", ["bookworm"], indirect=True)
@@ -125,12 +125,12 @@ def test_reset_leaves_etc_as_it_was(bare: Machine, before: dict[str, str]) -> No
 def test_resets_that_are_killed_are_finished_by_the_next(bare: Machine, before: dict[str, str]) -> None:
     """Each run is killed a few changes further on, and has to recover from the one before."""
     set_up(bare)
-    script = f"{CHECKOUT}/tests/machine/killed.py"
-    for number in itertools.count(2, 5):
-        killed = bare.run("/opt/gpunode/bin/python3", "-I", script, str(number), "reset", "--yes")
-        if killed.code == 0:
-            break
-        assert killed.code == -signal.SIGKILL, killed
+    with bare.forks() as gpunode:
+        for number in itertools.count(2, 5):
+            killed = gpunode.run("reset", "--yes", env={}, killed_before=number)
+            if killed.code == 0:
+                break
+            assert killed.code == -signal.SIGKILL, killed
     assert number > 20, killed
     assert differences(before, etc(bare)) == {}
     again = bare.gpunode("reset")
