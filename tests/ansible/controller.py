@@ -39,7 +39,8 @@ class Controller:
         above = self.place / "collections/ansible_collections/gpunode"
         above.mkdir(parents=True)
         (above / "node").symlink_to(COLLECTION)
-        (self.place / "ansible.cfg").touch()
+        # while a task runs Ansible polls a thousand times a second, otherwise
+        (self.place / "ansible.cfg").write_text("[defaults]\ninternal_poll_interval = 0.02\n")
 
     @property
     def env(self) -> dict[str, str]:

@@ -53,4 +53,3 @@ def kill_before(number: int) -> None:
                 os.kill(owner, signal.SIGKILL)
 
     sys.addaudithook(hook)
-
