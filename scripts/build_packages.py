@@ -1,7 +1,7 @@
 """Distribution of gpunode: wheel and sdist, .deb, .rpm, offline bundle, Ansible collection, all into dist/.
 
-``python scripts/build_packages.py [--output DIR] [--version VERSION]... [KIND...]`` with the kinds python,
-deb, rpm, bundle and ansible; without one, all of them.
+``python scripts/build_packages.py [--output DIR] [--version VERSION]... [--fast] [KIND...]`` with the kinds
+python, deb, rpm, bundle and ansible; without one, all of them.
 
 The packages and the bundle hold the same tree, /opt/gpunode: the libraries for each supported Python, those
 that are the same for all in lib/shared. packaging/choose-python makes it a virtual environment of the
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -50,9 +50,10 @@ proves that they work, and reports the cause when they don't."""
 _PLATFORMS = tuple(f"manylinux{tag}_x86_64" for tag in ("_2_28", "_2_17", "2014", "_2_5"))
 
 
-def run(*argv: str | Path, cwd: Path = REPOSITORY) -> str:
-    """Output of a program that must succeed."""
-    done = subprocess.run([str(word) for word in argv], cwd=cwd, capture_output=True, text=True, check=False)
+def run(*argv: str | Path, env: Mapping[str, str] | None = None) -> str:
+    """Output of a program that must succeed, with `env` in addition to the environment."""
+    words, environ = [str(word) for word in argv], {**os.environ, **(env or {})}
+    done = subprocess.run(words, cwd=REPOSITORY, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"error: {' '.join(map(str, argv))} failed:\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -267,7 +268,7 @@ fi
 """
 
 
-def deb(root: Path, output: Path, version: str) -> Path:
+def deb(root: Path, output: Path, version: str, fast: bool = False) -> Path:
     """A Debian package of the tree; see deb-control(5)."""
     scripts = {"preinst": _PREINST, "postinst": _POSTINST, "prerm": _PRERM, "postrm": _POSTRM}
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file()) // 1024
@@ -281,7 +282,7 @@ def deb(root: Path, output: Path, version: str) -> Path:
         write(root / f"DEBIAN/{name}", text, 0o755)
     package = output / f"gpunode_{version}_amd64.deb"
     # dpkg of Debian 12 and Ubuntu 22.04, the oldest with a supported Python, unpacks it
-    run("dpkg-deb", "--root-owner-group", "-Zzstd", "-z6", "--build", root, package)
+    run("dpkg-deb", "--root-owner-group", "-Zzstd", "-z1" if fast else "-z6", "--build", root, package)
     shutil.rmtree(root / "DEBIAN")
     return package
 
@@ -335,7 +336,12 @@ fi
 REQUIRES = " or ".join((f"(python3 >= {PYTHONS[0]} with python3 < {_NEXT})", *_ANY))
 
 
-def rpm(root: Path, output: Path, version: str) -> Path:
+# libmagic(3) compares each file with all that it knows, which is half of the build, for nothing but the tag
+# FILECLASS and the word size of programs
+_MAGIC = "0\tstring\t\\177ELF\tELF\n>4\tbyte\t2\t64-bit\n"
+
+
+def rpm(root: Path, output: Path, version: str, fast: bool = False) -> Path:
     """An rpm of the tree, built without the distribution's own post-processing."""
     listed = (path for path in (root / "usr").rglob("*") if not path.is_dir() or path.is_symlink())
     files = "\n".join(f"/{path.relative_to(root)}" for path in sorted(listed))
@@ -350,17 +356,20 @@ def rpm(root: Path, output: Path, version: str) -> Path:
             "__os_install_post": "%{nil}",
             "_build_id_links": "none",
             "debug_package": "%{nil}",
-            "_binary_payload": "w3.zstdio",
+            "_binary_payload": "w1.zstdio" if fast else "w3.zstdio",
         }
+        magic = Path(name) / "magic"
+        magic.write_text(_MAGIC)
         defined = [word for key, value in macros.items() for word in ("--define", f"{key} {value}")]
-        run("rpmbuild", "-bb", "--target", "x86_64", *defined, spec)
+        env = {"MAGIC": str(magic)} if fast else {}
+        run("rpmbuild", "-bb", "--target", "x86_64", *defined, spec, env=env)
     return output / f"gpunode-{version}-1.x86_64.rpm"
 
 
 # --- offline bundle -------------------------------------------------------------------------------------
 
 
-def bundle(opt: Path, output: Path, version: str) -> Path:
+def bundle(opt: Path, output: Path, version: str, fast: bool = False) -> Path:
     """A tar archive with the tree and install.sh, which needs nothing but a supported Python. With its
     Dockerfile it is the context of the container image, too."""
     name = f"gpunode-{version}-linux-x86_64"
@@ -379,7 +388,7 @@ def bundle(opt: Path, output: Path, version: str) -> Path:
         write(top / "Dockerfile", dockerfile.replace("ARG VERSION=", f"ARG VERSION={version}"))
         write(top / "image_root.py", (_PACKAGING / "image_root.py").read_text())
         archive = output / f"{name}.tar.gz"
-        with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
+        with tarfile.open(archive, "w:gz", compresslevel=1 if fast else 6) as tar:
             tar.add(top, arcname=name, filter=_root_owned)
     return archive
 
@@ -401,9 +410,9 @@ def collection(output: Path) -> Path:
     return output / f"gpunode-node-{__version__}.tar.gz"
 
 
-def build(kinds: Iterable[str], output: Path, versions: Iterable[str] = ()) -> list[Path]:
+def build(kinds: Iterable[str], output: Path, versions: Iterable[str] = (), fast: bool = False) -> list[Path]:
     """Files made in `output`, which is created. `versions` are those of the deb and the rpm, else gpunode's
-    own: a test of upgrades needs two."""
+    own: a test of upgrades needs two. With `fast`, for tests, the same files are compressed less."""
     output.mkdir(parents=True, exist_ok=True)
     artifacts: list[Path] = []
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:
@@ -418,11 +427,11 @@ def build(kinds: Iterable[str], output: Path, versions: Iterable[str] = ()) -> l
             built = next(output.glob(f"gpunode-{__version__}-*.whl"), None) if "python" in kinds else None
             opt_tree(root, built or wheel(directory / "wheel"))
             if "bundle" in kinds:
-                artifacts.append(bundle(root, output, __version__))
+                artifacts.append(bundle(root, output, __version__, fast))
             system_tree(root)
             for version in tuple(versions) or (__version__,):
-                artifacts += [deb(root, output, version)] if "deb" in kinds else []
-                artifacts += [rpm(root, output, version)] if "rpm" in kinds else []
+                artifacts += [deb(root, output, version, fast)] if "deb" in kinds else []
+                artifacts += [rpm(root, output, version, fast)] if "rpm" in kinds else []
     return artifacts
 
 
@@ -431,9 +440,10 @@ def main() -> int:
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--output", type=Path, default=REPOSITORY / "dist")
     parser.add_argument("--version", action="append", help="of the deb and the rpm; can be repeated")
+    parser.add_argument("--fast", action="store_true", help="compress little, for tests")
     options = parser.parse_args()
     os.umask(0o022)
-    for path in build(options.kinds or KINDS, options.output.resolve(), options.version or ()):
+    for path in build(options.kinds or KINDS, options.output.resolve(), options.version or (), options.fast):
         print(f"{path} ({path.stat().st_size / 2**20:.1f} MiB)")
     return 0
 

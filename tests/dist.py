@@ -42,7 +42,15 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with alone("dist"):
         if not output.exists():
             checkout = fresh_checkout(run / "dist-checkout")
-            options = ("--output", str(run / "dist.new"), "--version", __version__, "--version", NEXT)
+            options = (
+                "--output",
+                str(run / "dist.new"),
+                "--version",
+                __version__,
+                "--version",
+                NEXT,
+                "--fast",
+            )
             argv = (sys.executable, str(checkout / "scripts/build_packages.py"), *options, *kinds)
             done = subprocess.run(argv, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
