@@ -319,10 +319,19 @@ MISTAKES = {
 @pytest.fixture(scope="module", params=names())
 def diagnosed(request):
     """A recorded machine and the doctor's result on it, once for all tests of the machine."""
-    questions = Questions(**options(request.param))
+    nodes, node_of = [], doctor.node_of
+
+    def kept(*arguments):
+        nodes.append(node_of(*arguments))
+        return nodes[0]
+
     with temporary("gpunode-test-") as root:
-        host = recorded_host(request.param, root)
-        yield Node(host, questions), doctor.run(host, SilentProgress(), questions=questions)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(doctor, "node_of", kept)
+            host, questions = recorded_host(request.param, root), Questions(**options(request.param))
+            result = doctor.run(host, SilentProgress(), questions=questions)
+        (node,) = nodes
+        yield node, result
 
 
 @pytest.mark.full
