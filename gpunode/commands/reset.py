@@ -297,24 +297,20 @@ def _journal_command(entry: str) -> str:
     return f"gpunode journal show {entry}"
 
 
-def _planned(host: Host, journal: Journal, part: Part) -> Planned:
-    return _planned_of(host, journal, _entries(journal, part), part.own(host), part.units)
-
-
-def _planned_of(
-    host: Host, journal: Journal, entries: Sequence[Entry], own: Sequence[FileEdit], units: Sequence[str]
-) -> Planned:
-    restored, changed_since = restoring(host, journal, entries)
+def _planned(host: Host, part: Part, entries: Sequence[Entry]) -> Planned:
+    restored, changed_since = restoring(host, Journal.of(host), entries)
     edits = {edit.path: edit for edit in restored if edit.path not in changed_since}
-    edits |= {edit.path: edit for edit in own}
+    edits |= {edit.path: edit for edit in part.own(host)}
     foreign = {
         file["path"]: entry.id
         for entry in entries
         for file in entry.files
         if file["path"] in changed_since and file["path"] not in edits
     }
-    states = _unit_states(host, units)
-    stop = tuple(unit for unit in units if unit in states and (states[unit].runs or states[unit].at_boot))
+    states = _unit_states(host, part.units)
+    stop = tuple(
+        unit for unit in part.units if unit in states and (states[unit].runs or states[unit].at_boot)
+    )
     undone = tuple(entry for entry in entries if not any(file["path"] in foreign for file in entry.files))
     return Planned(tuple(edits.values()), stop, foreign, undone)
 
@@ -327,7 +323,7 @@ def _files_step(host: Host, progress: Progress, part: Part) -> Step:
     journal = Journal.of(host)
 
     def planned() -> Planned:
-        return _planned(host, journal, part)
+        return _planned(host, part, _entries(journal, part))
 
     entries = _entries(journal, part)
     command = part.command or (f"gpunode rollback {entries[-1].id}" if entries else "")
@@ -503,14 +499,14 @@ def _of_missing_engine(
     host: Host, progress: Progress, name: str, entries: Sequence[Entry], *, dry_run: bool
 ) -> Result:
     """Restore the files of an engine that is no longer installed: there is no daemon to restart."""
-    journal = Journal.of(host)
+    part = Part(name)
 
     def planned() -> Planned:
-        return _planned_of(host, journal, tuple(reversed(entries)), (), ())
+        return _planned(host, part, tuple(reversed(entries)))
 
     if dry_run:
         return _files_result(planned(), "", (), dry_run=True)
-    return _undo_files(host, progress, Part(name, ""), planned)
+    return _undo_files(host, progress, part, planned)
 
 
 # Labels and resources of the Node object.
