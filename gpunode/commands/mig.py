@@ -105,36 +105,6 @@ def _option(*names: str, env: str, text: str, **more: Any) -> Any:
     return typer.Option(*names, envvar=[f"GPUNODE_MIG_{env}", f"MIG_PARTED_{env}"], help=text, **more)
 
 
-ConfigFileOption = Annotated[
-    str,
-    _option(
-        "-f",
-        "--config-file",
-        env="CONFIG_FILE",
-        metavar="FILE",
-        text="File such as docs/mig-config.yaml; - is standard input. [required]",
-    ),
-]
-LabelOption = Annotated[
-    str,
-    _option(
-        "-c",
-        "--selected-config",
-        env="SELECTED_CONFIG",
-        metavar="LABEL",
-        text="Configuration of the file; required if it has several.",
-        autocompletion=mig_labels,
-    ),
-]
-ModeOnlyOption = Annotated[
-    bool,
-    _option(
-        "-m",
-        "--mode-only",
-        env="MODE_CHANGE_ONLY",
-        text="Change or check only whether MIG is on, not the partitions.",
-    ),
-]
 DrainOption = Annotated[
     Strings,
     typer.Option(
@@ -146,12 +116,46 @@ DrainOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class ConfigurationOptions:
+    """The configuration of `mig plan`, `apply` and `assert`."""
+
+    config_file: Annotated[
+        str,
+        _option(
+            "-f",
+            "--config-file",
+            env="CONFIG_FILE",
+            metavar="FILE",
+            text="File such as docs/mig-config.yaml; - is standard input. [required]",
+        ),
+    ] = ""
+    selected_config: Annotated[
+        str,
+        _option(
+            "-c",
+            "--selected-config",
+            env="SELECTED_CONFIG",
+            metavar="LABEL",
+            text="Configuration of the file; required if it has several.",
+            autocompletion=mig_labels,
+        ),
+    ] = ""
+    mode_only: Annotated[
+        bool,
+        _option(
+            "-m",
+            "--mode-only",
+            env="MODE_CHANGE_ONLY",
+            text="Change or check only whether MIG is on, not the partitions.",
+        ),
+    ] = False
+
+
 @verb(mig_app, "plan", "MigPlan")
 def mig_plan(
     session: Session,
-    config_file: ConfigFileOption = "",
-    selected_config: LabelOption = "",
-    mode_only: ModeOnlyOption = False,
+    options: ConfigurationOptions,
 ) -> Result:
     """Show what apply would do, and the processes that block it.
 
@@ -159,15 +163,14 @@ def mig_plan(
 
     sudo gpunode mig plan -f mig.yaml -c all-balanced
     """
-    return plan_command.run(session.host, session.progress, config_file, selected_config, mode_only=mode_only)
+    label, mode_only = options.selected_config, options.mode_only
+    return plan_command.run(session.host, session.progress, options.config_file, label, mode_only=mode_only)
 
 
 @verb(mig_app, "apply", "MigApplication")
 def mig_apply(
     session: Session,
-    config_file: ConfigFileOption = "",
-    selected_config: LabelOption = "",
-    mode_only: ModeOnlyOption = False,
+    options: ConfigurationOptions,
     skip_reset: Annotated[
         bool,
         _option(
@@ -211,7 +214,8 @@ def mig_apply(
     sudo gpunode mig apply -f mig.yaml --watch --kubeconfig kubelet
     """
     stops = tuple(drain or ())
-    request = LayoutRequest(config_file, selected_config, mode_only, skip_reset, stops, persist)
+    selection = (options.config_file, options.selected_config, options.mode_only)
+    request = LayoutRequest(*selection, skip_reset, stops, persist)
     access = Access(kubeconfig, kube_context, server)
     if watch and not dry_run:
         from gpunode.commands import mig_follow
@@ -219,7 +223,7 @@ def mig_apply(
         return mig_follow.watch(session.host, request, access, node)
     report_labels = node_labels or bool(kubeconfig or kube_context or server or node)
     labels = MigLabels(session.host, access, node, session.progress, report_labels)
-    if persist and mode_only:
+    if persist and options.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
     if dry_run:
         return apply_command.dry_run(session.host, request, labels, session.progress)
@@ -229,9 +233,7 @@ def mig_apply(
 @verb(mig_app, "assert", "MigAssertion")
 def mig_assert(
     session: Session,
-    config_file: ConfigFileOption = "",
-    selected_config: LabelOption = "",
-    mode_only: ModeOnlyOption = False,
+    options: ConfigurationOptions,
     valid_config: Annotated[
         bool,
         _option("-a", "--valid-config", env="VALID_CONFIG", text="Validate the file without querying GPUs."),
@@ -244,8 +246,8 @@ def mig_assert(
     sudo gpunode mig assert -f mig.yaml -c all-balanced
     """
     return plan_command.assert_layout(
-        *(session.host, session.progress, config_file, selected_config),
-        mode_only=mode_only,
+        *(session.host, session.progress, options.config_file, options.selected_config),
+        mode_only=options.mode_only,
         valid_config=valid_config,
     )
 

@@ -298,31 +298,35 @@ class PodOptions:
     server: ServerOption = ""
 
 
+ImageOption = Annotated[
+    str,
+    typer.Option(
+        "--image",
+        metavar="REF",
+        help="Run the vectoradd program of this image instead; an engine must have it.",
+        show_default=f"for a pod {vector_add_image()}",
+    ),
+]
+TimeoutOption = Annotated[
+    float | None,
+    duration_option(
+        "--timeout",
+        least=1,
+        default="60s, for a pod 5m",
+        help="Time limit for each device, or for the pod.",
+    ),
+]
+
+
 @verb(verify_app, "verify", "Verification")
 def verify(
     session: Session,
     on: Annotated[Place, typer.Option("--on", help="Where the CUDA program runs.")] = Place.HOST,
-    image: Annotated[
-        str,
-        typer.Option(
-            "--image",
-            metavar="REF",
-            help="Run the vectoradd program of this image instead; an engine must have it.",
-            show_default=f"for a pod {vector_add_image()}",
-        ),
-    ] = "",
+    image: ImageOption = "",
     runtime_name: NameOption = "nvidia",
     config: ConfigOption = "",
     socket: SocketOption = "",
-    timeout: Annotated[
-        float | None,
-        duration_option(
-            "--timeout",
-            least=1,
-            default="60s, for a pod 5m",
-            help="Time limit for each device, or for the pod.",
-        ),
-    ] = None,
+    timeout: TimeoutOption = None,
     cdi: Annotated[
         bool, typer.Option("--cdi", help="Request the GPUs through CDI instead of the runtime.")
     ] = False,
