@@ -86,8 +86,7 @@ class Apt:
         """With the directories of this node's configuration."""
         keys = [word for name, (key, _) in _PLACES.items() for word in (name, key)]
         answer = host.run(["apt-config", "shell", *keys], timeout=_ASK_SECONDS)
-        assignments = shlex.split(answer.stdout) if answer.ok else ()  # NAME='value', as for a shell
-        values = {name: value for name, _, value in (word.partition("=") for word in assignments)}
+        values = dict(_assignments(answer.stdout)) if answer.ok else {}
         return cls(
             host, Places(*((values.get(name) or usual).rstrip("/") for name, (_, usual) in _PLACES.items()))
         )
@@ -205,6 +204,13 @@ class Apt:
         if done.ok and not ("update" in done.argv and _IGNORED_BY_UPDATE.search(done.stderr)):
             return None
         return failure(done, _PATTERNS, noise=r"^W: Some index files|^N: |^E: Some index files")
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str]]:
+    """``NAME='value'`` as apt-config prints it for a shell."""
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        yield name, "".join(shlex.split(value))
 
 
 def _policies(text: str, held: set[str], half: set[str]) -> Iterator[PackageState]:
