@@ -65,18 +65,14 @@ def node_with_kubelet(machine: Machine) -> Machine:
     return machine
 
 
-def allocatable(machine: Machine) -> str:
-    return machine.run("cat", ALLOCATABLE).out
-
-
 def changes(machine: Machine) -> list[tuple[float, int]]:
     """What the kubelet has logged: see `ALLOCATABLE_LOG`."""
-    lines = [line.split() for line in machine.sh(f"cat {ALLOCATABLE_LOG}").splitlines()]
+    lines = [line.split() for line in machine.read(ALLOCATABLE_LOG).splitlines()]
     return [(float(at), int(count)) for at, count in lines]
 
 
 def becomes(machine: Machine, count: str) -> None:
-    machine.wait(lambda: allocatable(machine) == count, lambda: machine.journal(UNIT))
+    machine.wait(lambda: machine.read(ALLOCATABLE) == count, lambda: machine.journal(UNIT))
 
 
 def test_plugin_that_never_serves_is_removed_again(node: Machine) -> None:
