@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,21 +32,19 @@ from gpunode.checks.report import (
     reboot,
 )
 from gpunode.checks.runner import EVERY, Selection, run_checks
-from gpunode.commands import doctor_compare, doctor_fix
 from gpunode.commands.options import Strings, changed, check_ids
 from gpunode.commands.session import Session, verb
-from gpunode.commands.verify import in_container
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cuda import release_of
 from gpunode.facts.node import Node, Questions, Trial
 from gpunode.facts.tables import all_tables
 from gpunode.host import Host
-from gpunode.output.html import page
-from gpunode.output.prometheus import metrics
 from gpunode.output.render import ENVELOPES, Output, output_for
 from gpunode.output.result import ExitCode, Progress, Result
 from gpunode.output.typed import StrEnum
-from gpunode.runtime.verify.container import ContainerRequest
+
+# What only some options need is imported where they are used: the doctor also runs every few minutes, as a
+# timer or as a job.
 
 # What the doctor runs on the node with --deep; these leave nothing behind.
 
@@ -55,6 +53,9 @@ _SECONDS = 15.0  # for the GPU alone; the image and the container take a few mor
 
 def _in_docker(progress: Progress, host: Host, uuid: str) -> Trial:
     """A vector-add in a container, on the GPU with this UUID."""
+    from gpunode.commands.verify import in_container
+    from gpunode.runtime.verify.container import ContainerRequest
+
     try:
         answer, via = in_container(host, ContainerRequest("docker", timeout=_SECONDS), (uuid,), progress)
     except PreconditionError as error:
@@ -151,8 +152,20 @@ def run(
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
         blocks=blocks(about, findings, explain, tables, selection),
-        documents={"html": page, "prometheus": metrics},
+        documents={"html": _page, "prometheus": _metrics},
     )
+
+
+def _page(envelope: dict[str, Any]) -> str:
+    from gpunode.output.html import page
+
+    return page(envelope)
+
+
+def _metrics(envelope: dict[str, Any]) -> str:
+    from gpunode.output.prometheus import metrics
+
+    return metrics(envelope)
 
 
 def node_of(host: Host, questions: Questions, progress: Progress) -> Node:
@@ -372,9 +385,13 @@ def doctor(
     _check_output(session, output_file, compare=compare, fix=fix)
     if compare:
         _refuse_diagnosis_options(session.host, options)
+        from gpunode.commands import doctor_compare
+
         return _with_output_file(output_file, doctor_compare.run(checks or (), strict=options.strict))
     allowed = tuple(allow or ())
     if fixing := bool(fix or apply or allow):
+        from gpunode.commands import doctor_fix
+
         doctor_fix.refuse(fix, apply, allowed)
     _refuse_files(checks or ())
     ids = (*(checks or ()), *(options.only or ()))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpunode.commands.gpus import explain_failure
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
     WAIT,
@@ -25,9 +24,6 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
-from gpunode.facts.node import Node
-from gpunode.gpu.amd import read_inventory
-from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.kubernetes import access, changes
 from gpunode.kubernetes.access import Access, connect, node_name
@@ -333,12 +329,17 @@ def _count(host: Host, count: str, resource: str, at: Place, progress: Progress)
     if resource == "nvidia.com/gpu":
         return _nvidia(host, progress)
     if resource == "amd.com/gpu":
+        from gpunode.gpu.amd import read_inventory
+
         return _at_least_one(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
     raise UsageError(f"the number of {resource} can't be determined", hint="pass the number: --count N")
 
 
 def _nvidia(host: Host, progress: Progress) -> int:
     """GPUs without MIG devices that NVML can describe."""
+    from gpunode.commands.gpus import explain_failure
+    from gpunode.gpu.probe import probe
+
     with progress.step("querying NVML"):
         answer = probe(host)
     if answer.inventory is None:
@@ -355,6 +356,8 @@ def _at_least_one(count: int) -> int:
 def served(host: Host, resource: str) -> str:
     """The source that says that a device plugin of this node serves it: the kubelet, or its checkpoint; else
     empty."""
+    from gpunode.facts.node import Node
+
     try:
         allocatable = Node(host).allocatable
     except GpunodeError:
