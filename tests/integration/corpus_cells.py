@@ -59,14 +59,14 @@ class Judge(Protocol):
 
 @dataclass
 class Cell:
-    """A case on a release, in a directory of its own. gpunode finds the programs in `others` first."""
+    """A case on a release, in a directory of its own. gpunode finds the engines in `programs` first."""
 
     judge: Judge
     cli: ForkedCli
     case: Case
     variant: str
     directory: Path
-    others: Path
+    programs: Path
     end: str = ""
     complaints: list[str] = field(default_factory=list)
 
@@ -112,7 +112,7 @@ class Cell:
             argv += ["--nvidia-runtime-path", str(self.program)]
         environ = {
             "GPUNODE_STATE_DIR": str(self.directory / state),
-            "PATH": f"{self.others}:{self.judge.path}",
+            "PATH": f"{self.programs}:{self.judge.path}",
         }
         return self.cli.run(*argv, env=environ)
 

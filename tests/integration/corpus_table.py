@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,6 +34,13 @@ _OTHERS = {
     "containerd": {"dockerd": "Docker version 20.10.24, build x", "podman": "podman version 4.3.1"},
     "docker": {"containerd": "containerd example.com/containerd 1.6.20 x", "podman": "podman version 4.3.1"},
 }
+_PROGRAMS = {"containerd": "containerd", "docker": "dockerd"}
+# gpunode queries the version in each run, which is a quarter of a cell's time without this
+_PROGRAM = """\
+#!/bin/sh
+if [ "$*" = --version ]; then echo '{version}'; exit; fi
+exec {program} "$@"
+"""
 # without Go's garbage collection a program that only reads a file takes a seventh to a third less time
 _ENVIRONMENT = {"GOGC": "off"}
 
@@ -50,12 +59,13 @@ class Table:
     """The cells of one engine that this process has run."""
 
     def __init__(
-        self, engine: str, judge: Callable[[str], Judge], cli: ForkedCli, no_driver: str, others: Path
+        self, engine: str, judge: Callable[[str], Judge], cli: ForkedCli, no_driver: str, directory: Path
     ) -> None:
-        """`no_driver` is the reason why `cli` sees no driver, so that --cdi can't be tried. `others` has the
-        programs of the node's other engines."""
+        """`no_driver` is the reason why `cli` sees no driver, so that --cdi can't be tried. `directory` is
+        for programs of engines."""
         self._engine, self._make_judge, self._cli = engine, judge, cli
-        self._no_driver, self._others = no_driver, others
+        self._no_driver, self._directory = no_driver, directory
+        self._programs: dict[str, Path] = {}
         self._judges: dict[str, Judge | None] = {}
         self._cells: dict[Key, Cell] = {}
 
@@ -71,7 +81,7 @@ class Table:
         if twin != source:
             pytest.skip(f"{source} has the same release of {self._engine} as {twin}")
         with tempfile.TemporaryDirectory(prefix="gpn-cell-", dir=_DIRECTORY) as name:
-            cell = Cell(judge, self._cli, case, variant, Path(name), self._others).run()
+            cell = Cell(judge, self._cli, case, variant, Path(name), self._programs_of(judge)).run()
         self._cells[key] = cell
         assert not cell.complaints, explain(cell)
         column = recorded().get(self._engine, {}).get(minor(judge.release))
@@ -97,6 +107,20 @@ class Table:
                 self._judges[source] = None
         return self._judges[source]
 
+    def _programs_of(self, judge: Judge) -> Path:
+        """A directory with the judge's program and those of the node's other engines."""
+        if judge.path not in self._programs:
+            place = self._directory / f"programs-{len(self._programs)}"
+            place.mkdir()
+            program = shutil.which(_PROGRAMS[self._engine], path=judge.path) or ""
+            said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+            text = _PROGRAM.format(version=said.stdout.strip(), program=program)
+            _write(place / _PROGRAMS[self._engine], text)
+            for name, text in _OTHERS[self._engine].items():
+                _write(place / name, f"#!/bin/sh\necho '{text}'\n")
+            self._programs[judge.path] = place
+        return self._programs[judge.path]
+
     def _release(self, source: str) -> str | None:
         judge = self._judge(source)
         return minor(judge.release) if judge else None
@@ -112,16 +136,11 @@ def table(engine: str, judge: Callable[[str], Judge]) -> Iterator[Table]:
         problem = driver_namespace.problem(prefix)
         environ = {**os.environ, **_ENVIRONMENT}
         cli = stack.enter_context(ForkedCli(() if problem else prefix, environ, every_module()))
-        made = Table(engine, judge, cli, problem, _other_engines(engine, directory))
+        made = Table(engine, judge, cli, problem, directory)
         stack.callback(made.close)
         yield made
 
 
-def _other_engines(engine: str, directory: Path) -> Path:
-    """A directory with programs of the node's other engines that only print a version."""
-    place = directory / "others"
-    place.mkdir()
-    for name, version in _OTHERS[engine].items():
-        (place / name).write_text(f"#!/bin/sh\necho '{version}'\n")
-        (place / name).chmod(0o755)
-    return place
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
