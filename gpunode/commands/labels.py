@@ -28,7 +28,7 @@ from gpunode.plugin.labels.model import Labels
 from gpunode.plugin.labels.nvidia import vfio_inventory
 from gpunode.plugin.labels.sinks import lines, make_sinks, sink_names
 from gpunode.plugin.model import Backend, complete_inventory
-from gpunode.plugin.nvidia.platform import tegra_files
+from gpunode.plugin.nvidia import platform
 
 if TYPE_CHECKING:
     from gpunode.gpu.nvml import GpuEvent
@@ -293,7 +293,7 @@ class _Node:
         """Keep existing labels, unless there is no GPU, or the settings require otherwise."""
         if self.settings.vendor != "nvidia":
             return
-        if sure and tegra_files(self._host):
+        if sure and platform.tegra_files(self._host):
             self._inventory, self._gone = Inventory(""), False  # the labeller queries CUDA
             self.on_change()
         elif sure and (not self.settings.fail_on_init_error or none_there(self._host)):
