@@ -34,7 +34,7 @@ from gpunode.runtime.engine import (
     edits_to,
     verb_for,
 )
-from gpunode.runtime.toml_edit import Tree, same
+from gpunode.runtime.trees import Tree, same
 
 _CHANGE = ("restart", "containerd reads its configuration only when it starts; containers keep running")
 

@@ -16,7 +16,7 @@ from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import Texts
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, decode, refuse_untrusted
-from gpunode.runtime.toml_edit import Tree, same
+from gpunode.runtime.trees import Tree, same
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gpunode.facts.toml import BYTE_ORDER_MARK, dig, line_of_key, line_of_text, 
 from gpunode.output.typed import as_strings
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import Handler
-from gpunode.runtime.toml_edit import Tree
+from gpunode.runtime.trees import Tree
 
 DROP_IN_NAME = "conf.d/99-nvidia.toml"
 # where NVIDIA's tools have put their drop-in over the years, relative to the main file's directory

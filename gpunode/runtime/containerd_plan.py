@@ -36,7 +36,8 @@ from gpunode.runtime.containerd_files import (
     snapshotter_without_runtimes,
 )
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
-from gpunode.runtime.toml_edit import Changes, Tree, prune
+from gpunode.runtime.toml_edit import Changes
+from gpunode.runtime.trees import Tree, prune
 
 
 @dataclass(frozen=True)

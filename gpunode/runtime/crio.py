@@ -61,8 +61,9 @@ from gpunode.runtime.engine import (
     unchanged,
 )
 from gpunode.runtime.podman import Draft, hook_removals, injects_twice, reads_none
-from gpunode.runtime.toml_edit import Changes, Tree, prune, same
+from gpunode.runtime.toml_edit import Changes
 from gpunode.runtime.toolkit_file import with_settings
+from gpunode.runtime.trees import Tree, prune, same
 
 # The base of an nvidia handler: which of CRI-O's own low-level handlers it copies.
 

@@ -39,7 +39,7 @@ from gpunode.output.result import many, some_of
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
-from gpunode.runtime.toml_edit import Tree, prune
+from gpunode.runtime.trees import Tree, prune
 
 # Notes about Docker on this node beyond its files: pods, containers, the snap.
 

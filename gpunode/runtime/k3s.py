@@ -36,7 +36,7 @@ from gpunode.runtime.engine import (
     verb_for,
 )
 from gpunode.runtime.rendered import DROP_IN_NAME, DistributionEngine
-from gpunode.runtime.toml_edit import Tree
+from gpunode.runtime.trees import Tree
 
 # NVIDIA's programs that k3s and rke2 find when they start, and so register by themselves.
 

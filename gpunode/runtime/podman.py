@@ -26,7 +26,8 @@ from gpunode.runtime.engine import (
     decode,
     edits_to,
 )
-from gpunode.runtime.toml_edit import Tree, document, prune
+from gpunode.runtime.toml_edit import document
+from gpunode.runtime.trees import Tree, prune
 
 # Plans for podman's files. Pure functions over their text; podman.py reads, validates and queries.
 

@@ -17,7 +17,7 @@ from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
 from gpunode.runtime.containerd_plan import take_out
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig, edits_to
-from gpunode.runtime.toml_edit import Tree
+from gpunode.runtime.trees import Tree
 
 DROP_IN_NAME = "99-nvidia.toml"
 

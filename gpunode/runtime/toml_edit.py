@@ -8,9 +8,8 @@ as plain lines of text, compared again; if that differs too, the file is refused
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from gpunode.errors import ConfigError
 from gpunode.facts.toml import (
     BYTE_ORDER_MARK,
+    KeyPath,
     as_key,
     as_value,
     dig,
@@ -27,89 +27,24 @@ from gpunode.facts.toml import (
     parse_toml,
     toml,
 )
+from gpunode.runtime.trees import Edit, Mutation, Remove, Set, Tree, edits, mutated, same
 
-# Plain configuration trees (dicts, lists, scalars), of TOML and JSON: comparison and differences.
-
-Tree = dict[str, Any]
-Mutation = Callable[[Tree], None]
+# Changing TOML as lines of text, for files that tomlkit can't edit; `edit` checks the result.
 
 
-@dataclass(frozen=True)
-class Set:
-    """Set the key at `path` to this value; a dict is a whole new table."""
-
-    path: tuple[str, ...]
-    value: Any
-
-
-@dataclass(frozen=True)
-class Remove:
-    """Remove the key at `path`."""
-
-    path: tuple[str, ...]
-
-
-Edit = Set | Remove
-
-
-def prune(tree: Tree, path: tuple[str, ...]) -> None:
-    """Remove the table at `path` and those above it as far as they are empty, from the inside out."""
-    for depth in range(len(path) - 1, -1, -1):
-        parent = dig(tree, *path[:depth])
-        if isinstance(parent, dict) and parent.get(path[depth]) == {}:
-            del parent[path[depth]]
-
-
-def mutated(tree: Tree, mutate: Mutation) -> Tree:
-    """A deep copy of `tree` after `mutate`."""
-    result = copy.deepcopy(tree)
-    mutate(result)
-    return result
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal in value and type: True is not 1, and 1 is not 1.0. The order of keys doesn't count."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right) or (left != left and right != right)  # TOML has nan, which equals nothing
-
-
-def edits(old: Tree, new: Tree, above: tuple[str, ...] = ()) -> tuple[Edit, ...]:
-    """The smallest set of key changes that turns `old` into `new`; removals first."""
-    result: list[Edit] = [Remove((*above, key)) for key in old if key not in new]
-    for key, value in new.items():
-        here = (*above, key)
-        if key not in old:
-            result.append(Set(here, value))
-        elif isinstance(value, dict) and isinstance(old[key], dict):
-            result += edits(old[key], value, here)
-        elif not same(old[key], value):
-            result.append(Set(here, value))
-    return tuple(result)
-
-
-# Changing TOML as lines of text, for files that tomlkit can't edit; toml_edit.py checks the result.
-
-Path = tuple[str, ...]
-
-
-def header_indents(text: str) -> dict[Path, str]:
+def header_indents(text: str) -> dict[KeyPath, str]:
     """The blanks before each header."""
     lines = text.splitlines()
     return {path: lines[number][: lines[number].index("[")] for number, path in headers(lines)}
 
 
-def step(indents: dict[Path, str]) -> str:
+def step(indents: dict[KeyPath, str]) -> str:
     """How much a nested table is indented in this file; empty if it isn't."""
     widths = sorted({indent for indent in indents.values() if indent}, key=len)
     return widths[0] if widths else ""
 
 
-def indent_for(path: Path, indents: dict[Path, str]) -> str:
+def indent_for(path: KeyPath, indents: dict[KeyPath, str]) -> str:
     """The indentation for a new table: its siblings', else one step more than its nearest parent's."""
     for other_path, indent in indents.items():
         if len(other_path) == len(path) and other_path[:-1] == path[:-1]:
@@ -120,7 +55,7 @@ def indent_for(path: Path, indents: dict[Path, str]) -> str:
     return ""
 
 
-def put(text: str, path: Path, value: Any) -> str | None:
+def put(text: str, path: KeyPath, value: Any) -> str | None:
     """Add a table at the end, or a key below its table's header; an existing key gets the new value."""
     if isinstance(value, dict):
         return _end_line(text) + "".join(_tables(path, value))
@@ -144,7 +79,7 @@ def put(text: str, path: Path, value: Any) -> str | None:
     return _end_line(text) + f"\n[{as_key(path[:-1])}]\n{line}"
 
 
-def _line_of(lines: list[str], path: Path) -> int | None:
+def _line_of(lines: list[str], path: KeyPath) -> int | None:
     """Number (from 0) of the line that sets the key at `path`, dotted or below its header."""
     numbers = (number for number, here in key_lines(lines) if here == path)
     return next(numbers, None)
@@ -161,7 +96,7 @@ def _with_value(lines: list[str], number: int, value: str) -> str | None:
     return "".join([*lines[:number], f"{match[1]}{value}{match[3]}", *lines[number + 1 :]])
 
 
-def beside_comment(text: str, path: Path, line: str) -> str | None:
+def beside_comment(text: str, path: KeyPath, line: str) -> str | None:
     """`line` after the first comment in its table that shows the key (``#key = ...``), else None."""
     lines = text.splitlines(keepends=True)
     tables = headers([entry.rstrip("\r\n") for entry in lines])
@@ -185,7 +120,7 @@ def _put_top(lines: list[str], line: str) -> str:
     return "".join([*lines[:top], line, *lines[top:]])
 
 
-def _tables(path: Path, tree: dict[str, Any]) -> list[str]:
+def _tables(path: KeyPath, tree: dict[str, Any]) -> list[str]:
     scalars = {key: value for key, value in tree.items() if not isinstance(value, dict)}
     written = []
     if scalars or not tree:
@@ -197,7 +132,7 @@ def _tables(path: Path, tree: dict[str, Any]) -> list[str]:
     return written
 
 
-def remove(text: str, path: Path) -> str | None:
+def remove(text: str, path: KeyPath) -> str | None:
     """Remove the tables under `path` with their lines, and the lines of keys at or below it."""
     lines = text.splitlines(keepends=True)
     tables = headers([line.rstrip("\r\n") for line in lines])

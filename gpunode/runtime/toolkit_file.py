@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.runtime import toml_edit
-from gpunode.runtime.toml_edit import Tree
+from gpunode.runtime.trees import Tree
 
 
 def with_settings(text: str, path: str, settings: Mapping[tuple[str, ...], Any]) -> str:

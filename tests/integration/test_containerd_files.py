@@ -18,7 +18,7 @@ from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_check import cdi_is_on, dump, runtimes_in
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
-from gpunode.runtime.toml_edit import Tree, same
+from gpunode.runtime.trees import Tree, same
 from tests.integration.conftest import path_of, require
 
 pytestmark = [pytest.mark.full, pytest.mark.containerd]

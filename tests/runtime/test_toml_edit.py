@@ -19,7 +19,7 @@ from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import State
 from gpunode.runtime.containerd_plan import configured, removed
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
-from gpunode.runtime.toml_edit import Tree, mutated, same
+from gpunode.runtime.trees import Tree, mutated, same
 
 P2 = CRI_PLUGINS[2]
 
