@@ -167,7 +167,9 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
         for name, table in _handlers(file.runtime).items():
             monitor = table.get("monitor_path")
             if isinstance(monitor, str) and monitor.startswith("/") and not node.host.executable(monitor):
-                place = seen(file.path, f"{name}: monitor_path {monitor}", file.line_of("monitor_path"))
+                place = seen(
+                    file.path, f"{name}: monitor_path {monitor}", file.line_of_handler(name, "monitor_path")
+                )
                 fix = replace(install_monitor(node.distribution.family, monitor), effect=_STARTS)
                 missing = f"CRI-O isn't running: its monitor {monitor} doesn't exist"
                 return fail(missing, place, silence, fix=fix, reboot=True)
@@ -203,7 +205,7 @@ def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None
 
 def _nvidia_in(file: CrioFile) -> Evidence | None:
     names = nvidia_handlers(file.runtime)
-    return seen(file.path, f'handler "{names[0]}"', file.line_of(names[0])) if names else None
+    return seen(file.path, f'handler "{names[0]}"', file.line_of_handler(names[0])) if names else None
 
 
 def _in_another_directory(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None:
@@ -274,7 +276,7 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
         files = node.crio_files.defines(name) if node.crio_files else ()
     except ConfigError:
         return ()
-    return tuple(seen(file.path, f"{name}: {key}", file.line_of(key)) for file in files[-1:])
+    return tuple(seen(file.path, f"{name}: {key}", file.line_of_handler(name, key)) for file in files[-1:])
 
 
 @check(
@@ -390,7 +392,7 @@ def _twice(files: CrioConfig) -> Verdict | None:
         defining = files.defines(name)
         differ = any(file.handlers[name] != table for file in defining)
         if is_nvidias(name, table) and len(defining) > 1 and differ:
-            evidence = (seen(file.path, f'handler "{name}"', file.line_of(name)) for file in defining)
+            evidence = (seen(file.path, f'handler "{name}"', file.line_of_handler(name)) for file in defining)
             older = tuple(file.path for file in defining[:-1] if file.path != files.path)
             fix = move(older, f"{files.directory}.unused") if older else None
             return warn(

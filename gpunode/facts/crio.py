@@ -22,7 +22,7 @@ from gpunode.facts.daemons import Daemon, Kind, locate, socket_path
 from gpunode.facts.processes import environment, option_value, running
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import read_unit
-from gpunode.facts.toml import dig, parse_toml, toml
+from gpunode.facts.toml import KeyPath, dig, line_of_key, parse_toml, toml
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
@@ -118,12 +118,13 @@ class CrioFile:
         """The handlers in this file."""
         return as_dict(self.runtime.get("runtimes"))
 
-    def line_of(self, key: str) -> int:
-        """First line of `key`, as a key or as the last part of a table's header; 1 if there is none."""
-        match = re.search(
-            rf"""^[^\S\n]*(?:\[.*)?["']?{re.escape(key)}["']?\s*[\]=]""", self.text, re.MULTILINE
-        )
-        return self.text.count("\n", 0, match.end()) + 1 if match else 1
+    def line_of(self, *path: str) -> int:
+        """The line (from 1) of a key or table, or of the table that contains it; 1 if there is none."""
+        return line_of_key(self.text, path) or 1
+
+    def line_of_handler(self, *path: str) -> int:
+        """The line (from 1) of a handler by its name, or of one of its keys."""
+        return self.line_of("crio", "runtime", "runtimes", *path)
 
 
 @dataclass(frozen=True)
@@ -199,27 +200,28 @@ def _walk(host: Host, directory: str) -> Iterator[str]:
 
 def _refuse_wrong_types(file: CrioFile) -> None:
     here: Any = file.tree
-    for key in ("crio", "runtime", "runtimes"):
+    tables = ("crio", "runtime", "runtimes")
+    for depth, key in enumerate(tables, start=1):
         if key not in here:
             break
         here = here[key]
         if not isinstance(here, dict):
-            raise _wrong(file, key, "a table")
+            raise _wrong(file, tables[:depth], "a table")
     default = dig(file.tree, "crio", "runtime", "default_runtime")
     if default is not None and not isinstance(default, str):
-        raise _wrong(file, "default_runtime", "a string")
+        raise _wrong(file, ("crio", "runtime", "default_runtime"), "a string")
     for name, handler in file.handlers.items():
         if not isinstance(handler, dict):
-            raise _wrong(file, name, "a table")
+            raise _wrong(file, (*tables, name), "a table")
         for key in ("runtime_path", "runtime_type", "runtime_root", "monitor_path"):
             if not isinstance(handler.get(key, ""), str):
-                raise _wrong(file, key, "a string")
+                raise _wrong(file, (*tables, name, key), "a string")
 
 
-def _wrong(file: CrioFile, key: str, kind: str) -> ConfigError:
-    line = file.line_of(key)
+def _wrong(file: CrioFile, path: KeyPath, kind: str) -> ConfigError:
+    line = file.line_of(*path)
     return ConfigError(
-        f"{file.path}:{line}: {key} is not {kind}, so CRI-O can't start",
+        f"{file.path}:{line}: {path[-1]} is not {kind}, so CRI-O can't start",
         hint=f"correct that line: ${{EDITOR:-vi}} +{line} {file.path}",
     )
 

@@ -55,7 +55,7 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
         ) from error
     except RecursionError as error:
         raise ConfigError(
-            f"{path}: nested too deeply to be a containerd configuration",
+            f"{path}: nested too deeply for a configuration file",
             hint=f"inspect the file: less {path}",
         ) from error
 
@@ -132,7 +132,7 @@ def line_of_key(text: str, path: KeyPath) -> int:
     A key inside an inline table has the line of that table.
     """
     nearest = (0, 0)
-    for number, here, _ in _paths(text.removeprefix("\ufeff").splitlines()):
+    for number, here, _ in _paths(text.removeprefix(BYTE_ORDER_MARK).splitlines()):
         if here[: len(path)] == path:
             return number + 1
         if path[: len(here)] == here and len(here) > nearest[0]:

@@ -231,7 +231,7 @@ def _put(work: _Work, name: str, table: Tree) -> None:
         return
     for file in work.later():
         if name in file.handlers:  # a handler in a later file replaces ours as a whole
-            place = f"{file.path}:{file.line_of(name)}"
+            place = f"{file.path}:{file.line_of_handler(name)}"
             work.notes.append(
                 f"{place} has a handler {name} that would replace this one; it is taken out there"
             )
@@ -255,7 +255,7 @@ def _set_default(work: _Work, desired: DesiredConfig) -> str:
         return ""
     for file in work.later():
         if "default_runtime" in file.runtime:
-            line = file.line_of("default_runtime")
+            line = file.line_of("crio", "runtime", "default_runtime")
             raise ConfigError(
                 f"{file.path}:{line} names another default runtime,"
                 f" and CRI-O reads it after {work.state.drop_in}",

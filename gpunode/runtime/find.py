@@ -32,20 +32,35 @@ def _distribution(name: str, host: Host, config: str | None) -> Daemon | None:
     return daemon
 
 
-def _engine(name: str, host: Host, config: str | None) -> Daemon | None:
-    if name == "docker":
-        from gpunode.facts.docker import find_docker as find  # each engine's facts only where they are needed
-    elif name == "containerd":
-        from gpunode.facts.containerd import find_containerd as find
-    elif name == "crio":
-        from gpunode.facts.crio import find_crio as find
-    else:
-        from gpunode.facts.podman import find_podman as find
-    return find(host, config)
+# each imports its engine's facts only where they are needed
+
+
+def _docker(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.docker import find_docker
+
+    return find_docker(host, config)
+
+
+def _containerd(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.containerd import find_containerd
+
+    return find_containerd(host, config)
+
+
+def _crio(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.crio import find_crio
+
+    return find_crio(host, config)
+
+
+def _podman(host: Host, config: str | None) -> Daemon | None:
+    from gpunode.facts.podman import find_podman
+
+    return find_podman(host, config)
 
 
 FINDERS: Mapping[str, Finder] = {
-    **{name: functools.partial(_engine, name) for name in ENGINES},
+    **{"docker": _docker, "containerd": _containerd, "crio": _crio, "podman": _podman},
     **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
 }
 

@@ -97,9 +97,12 @@ def test_socket_is_taken_from_the_last_file(node: Node) -> None:
 
 def test_line_of_a_handler_is_found_as_header_and_as_key(node: Node) -> None:
     text = '# runtime_path = "x"\n[crio.runtime.runtimes.nvidia]\n\n"runtime_path" = "/x"\n'
+    text += '[crio.runtime.runtimes.runc]\nruntime_path = "/y"\n'
     node.file("/etc/crio/crio.conf", text)
     (file,) = load_crio(node.host, "/etc/crio/crio.conf", "/etc/crio/crio.conf.d").files
-    assert (file.line_of("nvidia"), file.line_of("runtime_path"), file.line_of("absent")) == (2, 4, 1)
+    assert (file.line_of_handler("nvidia"), file.line_of_handler("nvidia", "runtime_path")) == (2, 4)
+    assert (file.line_of_handler("runc"), file.line_of_handler("runc", "runtime_path")) == (5, 6)
+    assert (file.line_of_handler("nvidia", "absent"), file.line_of_handler("absent")) == (2, 1)
 
 
 @pytest.mark.parametrize(
