@@ -301,8 +301,8 @@ def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> 
     return first, proof("verify-container", command, lambda: run(host, container, progress))
 
 
-def toolkit_step(host: Host, progress: Progress, *, dry_run: bool) -> Step:
-    """NVIDIA's container toolkit from NVIDIA's repository, if it is missing."""
+def toolkit_step(host: Host, request: Request, progress: Progress, words: str = "") -> Step:
+    """NVIDIA's container toolkit from NVIDIA's repository, if it is missing; `words` end its command."""
 
     def look() -> State:
         installation = find_toolkit(host)
@@ -313,9 +313,10 @@ def toolkit_step(host: Host, progress: Progress, *, dry_run: bool) -> Step:
         return State(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
 
     def install(_dry_run: bool) -> Result:
-        return toolkit.install(host, progress, dry_run=dry_run)
+        find.engines(host, request)  # no package is installed for an engine that can't be configured
+        return toolkit.install(host, progress, dry_run=request.dry_run)
 
-    return Step("toolkit", "gpunode toolkit install", look, install)
+    return Step("toolkit", f"gpunode toolkit install{words}", look, install)
 
 
 def configured_engine(host: Host, request: Request, progress: Progress, choice: RuntimeChoice) -> Result:
@@ -374,9 +375,10 @@ def set_up_containers(
 
     def steps() -> Iterator[Step]:
         yield each_time("doctor", "gpunode doctor", examine)
+        dry_run = " --dry-run" if request.dry_run else ""
         if not cdi:
-            yield toolkit_step(host, progress, dry_run=request.dry_run)
-        words = f"{' --cdi' if cdi else ''}{' --dry-run' if request.dry_run else ''}"
+            yield toolkit_step(host, request, progress, dry_run)
+        words = f"{' --cdi' if cdi else ''}{dry_run}"
         yield each_time(
             "configure-runtime", f"gpunode configure-runtime --runtime {engine}{words}", configured
         )
@@ -504,7 +506,7 @@ def set_up_kubernetes(host: Host, goal: KubernetesGoal, progress: Progress, show
     at = prepare(host, goal, progress)
     dry_run = goal.request.dry_run
     try:
-        needed = () if goal.cdi else (toolkit_step(host, progress, dry_run=dry_run),)
+        needed = () if goal.cdi else (toolkit_step(host, at.request, progress),)
         steps = (_doctor(at), *needed, _runtime(at), _runtime_class(at), *_plugin(at), *_verify(at))
         walked = walk(host, steps, show, dry_run=dry_run)
     finally:

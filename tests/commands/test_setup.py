@@ -90,9 +90,19 @@ def test_dry_run_shows_the_missing_toolkit_and_the_configuration_after_it(tmp_pa
     assert any("nvidia-container-toolkit" in command for command in toolkit["result"]["commands"])
     assert toolkit["result"]["dryRun"] and configuration["result"]["dryRun"]
     table = gpunode("--root", str(root), "setup", "--runtime", "containerd", "--dry-run")
-    assert "$ gpunode toolkit install" in table.out.splitlines()
+    assert "$ gpunode toolkit install --dry-run" in table.out.splitlines()
     assert "+++ /etc/containerd/config.toml" in table.out
     assert files(root) == before
+
+
+def test_no_toolkit_is_installed_for_an_engine_that_is_not_there(tmp_path: Path) -> None:
+    root = tmp_path / "node"
+    recorded_host("fresh-node-with-driver", root)
+    (root / "usr/bin/nvidia-container-runtime").unlink()
+    ran = gpunode("--root", str(root), "setup", "--runtime", "crio", "--dry-run", "-o", "json")
+    assert ran.code == 3
+    assert stages(ran.document) == [("doctor", "ok"), ("toolkit", "fail")]
+    assert ran.document["errors"][0]["message"] == "crio is not installed on this node"
 
 
 def test_installed_toolkit_is_no_stage(tmp_path: Path) -> None:
