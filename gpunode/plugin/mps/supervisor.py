@@ -83,9 +83,10 @@ class Supervisor:
     # --- Part -------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> float | None:
-        settings, plan = self._ledger.settings, self._ledger.plan
         if not self._ledger.planned or self._ledger.trouble:
             return None  # while it isn't known which GPUs there are nothing is ended
+        # read after `planned`: another thread publishes the first plan, and an empty one would end daemons
+        settings, plan = self._ledger.settings, self._ledger.plan
         self._turn(settings, plan, now)
         # a keeper's thread has no other way to report an event
         return _TURN_SECONDS if self._keepers or settings.mps else None

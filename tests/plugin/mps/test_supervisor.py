@@ -202,6 +202,34 @@ def test_daemon_of_a_killed_plugin_outlives_the_time_until_the_first_plan(node: 
     mps.close()
 
 
+def test_first_plan_made_during_a_tick_ends_no_daemon(node: MpsNode) -> None:
+    """The ledger publishes it from another thread, between two reads of the supervisor."""
+    Path(node.root).mkdir()
+    log = MemoryLog()
+
+    class Publishing(Ledger):
+        ready = False
+
+        def __getattribute__(self, name: str) -> object:
+            value = super().__getattribute__(name)
+            if name in ("plan", "planned") and self.ready:
+                self.ready = False
+                backend.look()
+            return value
+
+    backend = FakeBackend({})
+    ledger = Publishing(backend, Settings(mps=True, mps_root=node.root), FakeChecker(), log, time.time)
+    mps = Supervisor(node.host, log, ledger)
+    backend.sink = ledger
+    ledger.ready = True
+    mps.tick(time.monotonic())
+    assert ledger.planned
+    assert not Path(f"{node.root}/.lock").exists()  # it is taken before anything is ended
+    mps.tick(time.monotonic())
+    assert Path(f"{node.root}/.lock").exists()
+    mps.close()
+
+
 def test_earlier_daemon_with_other_gpus_is_stopped_first(node: MpsNode) -> None:
     wanted = spec(node, 0, 1)
     layout.prepare(node.host, wanted, node.root, MemoryLog())
