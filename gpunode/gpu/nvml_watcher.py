@@ -49,7 +49,7 @@ from gpunode.output.typed import from_plain, plain
 # pairs. Read again when the inventory has changed, because links change with GPUs and their drivers.
 
 _NPU, _SWITCH = 1, 2  # nvmlIntNvLinkDeviceType_t; an NPU is a processor, not a GPU
-_TO_SWITCH = ""  # in place of a GPU's address
+_TO_SWITCH = "switch"  # in place of a GPU's address
 _TOPOLOGY_SECONDS = 10.0
 _NO_SUCH_LINK = (INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND)
 

@@ -196,14 +196,13 @@ class PluginService:
         `PreconditionError` if the first resources can't be served. Later ones wait instead, and report it:
         they must not end those that are already served.
         """
-        feeds = self.ledger.feeds
-        names = [name for name, feed in feeds.items() if name not in self.links and feed.snapshot().devices]
-        if not names:
+        if not self._new_feeds():
             return
         for prepare in self.before_registering:
             prepare()
         first = not self.links
-        new = {name: self._make_link(name, feeds[name]) for name in names}
+        # read again: a resource may have lost its devices meanwhile
+        new = {name: self._make_link(name, feed) for name, feed in self._new_feeds().items()}
         self.links = {**self.links, **new}
         for link in new.values():
             try:
@@ -211,6 +210,10 @@ class PluginService:
             except GpunodeError:
                 if first:
                     raise  # later the link's own turns retry, and report the cause
+
+    def _new_feeds(self) -> dict[str, Feed]:
+        feeds = self.ledger.feeds.items()
+        return {name: feed for name, feed in feeds if name not in self.links and feed.snapshot().devices}
 
     def _make_link(self, name: str, feed: Feed) -> Link:
         if self.settings.registration == "watcher":

@@ -685,12 +685,12 @@ class Serving:
         gRPC unlinks by path when it closes. If another process has replaced the socket meanwhile, the
         listener stays open until the process ends.
         """
-        if self._server is None:
+        server, self._server = self._server, None
+        if server is None:
             return
         self.streams.close_all()
         if self.socket_is() != "foreign":
-            self._server.stop(0.0).wait(1.0)  # with a grace period, because without one it would wait forever
-            self._server = None
+            server.stop(0.0).wait(1.0)  # with a grace period, because without one it would wait forever
 
     def socket_is(self) -> str:
         """ours, gone or foreign. While we listen our inode is kept, so that its number can't be reused."""
