@@ -82,9 +82,13 @@ def judge(node: Node) -> Callable[..., Verdict]:
 def docker_directories(node: Node) -> tuple[str, ...]:
     """Directories that the running Docker reads specifications from; () if CDI is off or unknown."""
     try:
-        return as_strings(node.docker_info.get("CDISpecDirs"))
+        return _reported_directories(node)
     except DaemonError:
         return ()
+
+
+def _reported_directories(node: Node) -> tuple[str, ...]:
+    return tuple(filter(None, as_strings(node.docker_info.get("CDISpecDirs"))))
 
 
 def _containerd_on(node: Node) -> bool:
@@ -502,7 +506,7 @@ def cdi_disabled(node: Node) -> Verdict:
     specs = node.gpu_specs
     if not specs:
         return skip(NO_SPEC)
-    directories = as_strings(node.docker_info.get("CDISpecDirs"))
+    directories = _reported_directories(node)
     if directories:
         return ok(f"Docker reads CDI specifications in {', '.join(directories)}")
     release = docker.release

@@ -207,7 +207,7 @@ BUILD_MODULE = per_family(
 
 
 def build_module_for(release: str, family: str) -> Fix:
-    """Build the module with DKMS for a kernel that isn't running yet; SUSE installs a package instead."""
+    """Build the module with DKMS for a kernel that isn't running yet."""
     headers = {
         "debian": f"apt install {linux_headers(release)} && ",
         "rhel": f"dnf install {kernel_devel(release)} && ",

@@ -81,7 +81,7 @@ class Profile:
 class ComputeInstance:
     """A compute instance; with its GPU instance it is the MIG device with this `uuid` (empty if unknown).
 
-    `placement` counts the GPU instance's compute slices; None if the driver doesn't report it. `profile` is
+    `placement` counts the GPU instance's compute slices; null if the driver doesn't report it. `profile` is
     the MIG device's: ``3g.40gb``, or ``1c.3g.40gb`` for a part of the GPU instance.
     """
 

@@ -207,7 +207,7 @@ class ContainerdEngine:
         ):
             return None  # containerd itself refuses this file: "cri" is no plugin id in version 2
         if not partly:
-            return self._reader.active(exists=config.exists)
+            return self._reader.active(config)
         if self._validator is None:
             return None
         try:

@@ -32,11 +32,13 @@ class ConfigReader:
     main: str
     views: dict[object, Tree | None] = field(default_factory=dict, repr=False, compare=False)
 
-    def active(self, *, exists: bool) -> Tree | None:
+    def active(self, config: ContainerdConfig) -> Tree | None:
         """Its merged view of the active files, its defaults without any; None if it refuses them."""
-        if exists not in self.views:
-            self.views[exists] = dump(self.host, self.binary, self.main if exists else None)
-        return self.views[exists]
+        # what is in them now: they may have been edited while the user was asked to confirm
+        now = tuple(self.host.read_bytes(path) for path in config.files) if config.exists else None
+        if now not in self.views:
+            self.views[now] = dump(self.host, self.binary, self.main if config.exists else None)
+        return self.views[now]
 
     def staged(self, texts: Texts) -> Tree:
         """Its merged view of copies with these texts, in their order; `ValidationError` if it refuses."""
@@ -90,7 +92,7 @@ def check(
         must_have(merged, expected, config.path)
     if plan.restores:
         return
-    before = before or reader.active(exists=config.exists)
+    before = before or reader.active(config)
     if before is not None and not config.disabled:  # else there was no CRI, and all of its table is new
         must_keep(before, merged, expected or _removed_config(before, merged), config.path)
 

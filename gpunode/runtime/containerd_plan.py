@@ -255,6 +255,8 @@ def _about_cdi(state: State, desired: DesiredConfig) -> tuple[str, ...]:
 
 
 def _destination(state: State, desired: DesiredConfig, plugin: str) -> str:
+    """The file to edit (docs/containerd.md). With --replace on containerd 2 the drop-in has the path of the
+    first generated copy."""
     with_cri = _files_with_cri(state, plugin)
     if state.drop_in_forced:
         if not state.deep and with_cri and with_cri[-1] != state.drop_in:

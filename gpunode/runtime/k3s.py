@@ -279,7 +279,7 @@ class K3sEngine(DistributionEngine):
 
     @cached_property
     def _config(self) -> ContainerdConfig:
-        """The rendered file with its drop-ins; one without settings if it isn't TOML, see `refuse_broken`."""
+        """The rendered file with its drop-ins; empty if it isn't TOML, see `_refuse_broken`."""
         path = self.daemon.config_path
         try:
             return self._load(path)

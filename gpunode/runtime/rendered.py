@@ -90,7 +90,7 @@ class DistributionEngine(ContainerdEngine):
         if reader is None:
             name = self.daemon.manager
             return (f"{name}'s containerd did not validate the new configuration: no program was found",)
-        before = reader.active(exists=config.exists)
+        before = reader.active(config)
         merged = reader.staged(containerd_check.laid_over(self.host, config.files, rendered))
         if expected is not None:
             containerd_check.must_have(merged, expected, config.path)
