@@ -226,7 +226,7 @@ def test_pod_without_host_processes_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would take the GPUs for idle, whichever process uses them."""
-    monkeypatch.setattr("gpunode.mig.node_labels.in_pod", lambda _host: True)
+    monkeypatch.setattr(mig_plan, "in_pod", lambda _host: True)
     for space, count in (("pid:[4026531836]", 0), ("pid:[4026532758]", 1)):
         monkeypatch.setattr(Host, "readlink", lambda _self, _path, space=space: space)
         notes = [one for one in mig_plan.remarks(Host(), ()) if "hostPID: true" in one]
