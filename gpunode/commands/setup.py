@@ -160,7 +160,7 @@ def setup(
 
     sudo gpunode setup --runtime podman --cdi
 
-    gpunode setup --kubernetes --dry-run
+    gpunode setup --kubernetes --kubeconfig ~/.kube/config --dry-run
     """
     find.check_names((runtime,))
     request = Request(
@@ -322,9 +322,12 @@ def toolkit_step(host: Host, request: Request, progress: Progress, words: str = 
 def configured_engine(host: Host, request: Request, progress: Progress, choice: RuntimeChoice) -> Result:
     """`configure-runtime`; its dry run doesn't fail for the toolkit, which the previous step installs."""
     result = configure_runtime.run(host, request, progress, choice)
-    if request.dry_run and all(error.code == "toolkit-missing" for error in result.errors):
-        return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
-    return result
+    others = tuple(error for error in result.errors if error.code != "toolkit-missing")
+    if not request.dry_run or others == result.errors:
+        return result
+    if others:
+        return replace(result, errors=others)
+    return replace(result, status="ok", exit_code=ExitCode.OK, errors=())
 
 
 # `gpunode setup`: doctor, toolkit, configure-runtime, verify in one report.

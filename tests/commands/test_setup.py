@@ -10,7 +10,7 @@ import pytest
 from fixtures.machines import recorded_host
 from gpunode.commands import configure_runtime, setup, verify
 from gpunode.host import Host
-from gpunode.output.result import Block, ExitCode, Result, Style, Text
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Result, Style, Text
 from gpunode.runtime.engine import Request
 from tests.cli import gpunode
 from tests.silent import SilentProgress
@@ -103,6 +103,22 @@ def test_no_toolkit_is_installed_for_an_engine_that_is_not_there(tmp_path: Path)
     assert ran.code == 3
     assert stages(ran.document) == [("doctor", "ok"), ("toolkit", "fail")]
     assert ran.document["errors"][0]["message"] == "crio is not installed on this node"
+
+
+def test_dry_run_keeps_a_refusal_that_the_toolkit_step_does_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stub of configure-runtime: the real refusal needs a Docker with running containers."""
+    root = tmp_path / "node"
+    host = recorded_host("fresh-node-with-driver", root)
+    (root / "usr/bin/nvidia-container-runtime").unlink()
+    stops = ErrorInfo("containers-running", "restarting docker stops its 2 running containers", "--yes")
+    refused = (ErrorInfo("toolkit-missing", "nvidia-container-runtime is not there", ""), stops)
+    result = Result("RuntimeConfiguration", None, "fail", ExitCode.PRECONDITION, errors=refused)
+    monkeypatch.setattr(configure_runtime, "run", lambda *_: result)
+    request = Request(runtimes=("docker",), dry_run=True)
+    ran = setup.set_up_containers(host, request, SilentProgress())
+    assert (ran.exit_code, ran.errors) == (ExitCode.PRECONDITION, (stops,))
 
 
 def test_installed_toolkit_is_no_stage(tmp_path: Path) -> None:
