@@ -19,10 +19,10 @@ from scripts.bench_timing import GPUNODE, Case, least, report
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "25"))
 DRY_RUN = 14.0
 # grpcio and protobuf, which query containerd's CRI, are 5 to 6 of it: grpc imports asyncio and ssl
-LIVE = {"containerd": 22.0, "docker": 20.0}
-# a third of it defines the 176 dataclasses of its modules (0.8 ms each: Python 3.11 compiles the methods of
+LIVE = {"containerd": 20.0, "docker": 16.0}
+# a third of it defines the 137 dataclasses of its modules (0.8 ms each: Python 3.11 compiles the methods of
 # each), Typer is a sixth, the compilation of 134 patterns a fifteenth; the checks themselves are a quarter
-DOCTOR = 30.0
+DOCTOR = 28.0
 
 
 def main() -> int:

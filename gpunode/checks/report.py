@@ -228,7 +228,8 @@ def in_order(findings: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _first_finding(findings: tuple[Finding, ...]) -> Finding | None:
-    return next((finding for finding in findings if finding.id == first(findings)), None)
+    identifier = first(findings)
+    return next((finding for finding in findings if finding.id == identifier), None)
 
 
 def _causes_first(findings: tuple[Finding, ...]) -> list[Finding]:
