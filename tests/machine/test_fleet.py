@@ -36,8 +36,6 @@ TOGETHER = {"gpu_node_serial": 3, "gpu_node_max_fail_percentage": 50}
 OLDER = "580.159.03"
 MODULE_VERSIONS = ("driver-files/nvidia/version", "module/nvidia/version")
 """Files of a node, in `Machine.shared`, with the version of the loaded module."""
-UNPROVEN = {"gpu_node_verify": False}
-"""For a run that changes nothing after one that proved it: each proof starts a pod."""
 CRI_TABLE = '[plugins."io.containerd.grpc.v1.cri"]\n'
 
 
@@ -177,11 +175,11 @@ def test_a_rerun_finishes_what_is_left_and_another_changes_nothing(
     api.asked.clear()
     drain = {"gpu_node_drain": True, "gpu_node_kubectl": kubectl}
     # the role cordoned node2 in a run that failed
-    again = fleet.play("rolling", **drain, **TOGETHER, **variables, **UNPROVEN)
+    again = fleet.play("rolling", **drain, **TOGETHER, **variables)
     assert again.code == 0 and changes(again) == {"node1": 0, "node2": 1, "node3": 0}, again.out + again.err
     assert [(one.path, one.body) for one in api.changes()] == [("/api/v1/nodes/node2", cordon(None, None))]
     api.asked.clear()
-    again = fleet.play("rolling", **drain, **TOGETHER, **variables, **UNPROVEN)
+    again = fleet.play("rolling", **drain, **TOGETHER, **variables)
     assert again.code == 0 and changes(again) == dict.fromkeys(NAMES, 0), again.out + again.err
     assert api.changes() == [], "nothing restarts, so no node is drained"
 
@@ -261,7 +259,7 @@ def is_installed_once(fleet: Fleet, package: Path, variables: dict[str, object])
     done = play_package(fleet, package, variables)
     assert done.code == 0 and changes(done)["node2"] > 0, done.out + done.err
     assert fleet.machines["node2"].gpunode("--version").out == f"gpunode {__version__}\n"
-    again = play_package(fleet, package, variables | UNPROVEN)
+    again = play_package(fleet, package, variables)
     assert again.code == 0 and changes(again) == {"node2": 0}, again.out + again.err
 
 
