@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
@@ -110,7 +111,7 @@ class _Walk:
             if cause is not None:
                 return _finding(check, skip(f"waits for {cause}", "blocked"), blocked_by=cause)
             least = DEEP_SECONDS if check.deep else 0.0
-            verdict = self._guarded(lambda: check.run(self.node), least)
+            verdict = self._guarded(lambda: self.patience.call(lambda: check.run(self.node), least))
         if verdict.status is FindingStatus.ERROR:
             first = self.errors.setdefault(verdict.summary, check.id)
             if first != check.id:
@@ -122,14 +123,14 @@ class _Walk:
 
     def _not_applicable(self, check: Check) -> Verdict | None:
         """Why this check doesn't apply to this node; None if it does."""
-        node = self.node
-        if node.kind not in check.classes:
-            return skip(f"not applicable on this kind of node ({node.kind})", "not-applicable")
-        if node.questions.expect_gpus == 0 and check.id != _NO_GPU and not node.gpus:
+        questions = self.node.questions
+        if self._kind not in check.classes:
+            return skip(f"not applicable on this kind of node ({self._kind})", "not-applicable")
+        if questions.expect_gpus == 0 and check.id != _NO_GPU and not self._gpus:
             return skip("not applicable: this node has no GPU, as expected", "not-applicable")
         if check.layer != _BUS and self._has("vm-host"):
             return skip(f"not applicable: {TRAITS['vm-host'].present}", "not-applicable")
-        if check.deep and not node.questions.deep:
+        if check.deep and not questions.deep:
             return skip("runs only with --deep", "left-out")
         for name in check.needs:
             if not self._has(name):
@@ -139,9 +140,17 @@ class _Walk:
                 return skip(f"not applicable: {TRAITS[name].present}", "not-applicable")
         return None
 
+    @cached_property
+    def _kind(self) -> str:
+        return self.patience.call(lambda: self.node.kind)
+
+    @cached_property
+    def _gpus(self) -> bool:
+        return self.patience.call(lambda: bool(self.node.gpus))
+
     def _has(self, trait: str) -> bool:
         if trait not in self.traits:
-            self.traits[trait] = TRAITS[trait].holds(self.node)
+            self.traits[trait] = self.patience.call(lambda: TRAITS[trait].holds(self.node))
         return self.traits[trait]
 
     def _root_cause(self, check: Check) -> str | None:
@@ -159,9 +168,9 @@ class _Walk:
                     return cause
         return None
 
-    def _guarded(self, question: Callable[[], _Answer], least: float = 0.0) -> _Answer | Verdict:
+    def _guarded(self, question: Callable[[], _Answer]) -> _Answer | Verdict:
         try:
-            return self.patience.call(question, least)
+            return question()
         except Stuck as error:
             return (
                 Verdict(FindingStatus.ERROR, error.message) if error.first else skip(error.message, "hangs")
