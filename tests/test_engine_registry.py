@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.cdi import engines as cdi_engines
-from gpunode.cdi.spec import UNKNOWN_ENGINE, oldest
+from gpunode.cdi.versions import UNKNOWN_ENGINE, oldest
 from gpunode.commands.doctor import Preflight
 from gpunode.commands.verify import Place
 from gpunode.errors import UsageError

@@ -17,19 +17,8 @@ from gpunode.cdi.nodes import (
     open_to_group_only,
     read_nodes,
 )
-from gpunode.cdi.spec import (
-    GROUPS,
-    NEWEST,
-    SOCKET,
-    Device,
-    Edits,
-    Mount,
-    NodeEdit,
-    Spec,
-    Version,
-    needed,
-    text,
-)
+from gpunode.cdi.spec import SOCKET, Device, Edits, Mount, NodeEdit, Spec, needed
+from gpunode.cdi.versions import GROUPS, NEWEST, Version, text
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import known_gpus
 from gpunode.facts.driver import loaded_module

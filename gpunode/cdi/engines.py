@@ -17,17 +17,8 @@ from gpunode.cdi.locations import (
     rivals,
 )
 from gpunode.cdi.nodes import need_groups
-from gpunode.cdi.spec import (
-    DOTS,
-    GROUPS,
-    NEWEST,
-    UNKNOWN_ENGINE,
-    Version,
-    encode,
-    limit,
-    made_by_gpunode,
-    oldest,
-)
+from gpunode.cdi.spec import encode, made_by_gpunode
+from gpunode.cdi.versions import DOTS, GROUPS, NEWEST, UNKNOWN_ENGINE, Version, limit, oldest
 from gpunode.errors import GpunodeError
 from gpunode.facts.cdi import unlisted
 from gpunode.facts.containerd import find_containerd

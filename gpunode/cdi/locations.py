@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.cdi.build import Built
-from gpunode.cdi.spec import Spec, Version, made_by_gpunode, reads, text
+from gpunode.cdi.spec import Spec, made_by_gpunode
+from gpunode.cdi.versions import Version, reads, text
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs, stale_edits, stale_parts
 from gpunode.facts.daemons import Daemon

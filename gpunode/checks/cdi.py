@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from gpunode.cdi.spec import reads, text
+from gpunode.cdi.versions import reads, text
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
 from gpunode.checks.model import (

@@ -27,7 +27,8 @@ from gpunode.cdi.locations import (
     remarks,
     rivals,
 )
-from gpunode.cdi.spec import FORMATS, NEWEST, Spec, as_tree, encode, format_of, made_by_gpunode, text
+from gpunode.cdi.spec import FORMATS, Spec, as_tree, encode, format_of, made_by_gpunode
+from gpunode.cdi.versions import NEWEST, text
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
     DriverRootOption,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpunode.cdi.spec import Device, Edits, NodeEdit, Spec, limit, needed, reads
+from gpunode.cdi.spec import Device, Edits, NodeEdit, Spec, needed
+from gpunode.cdi.versions import limit, reads
 from gpunode.facts.daemons import Daemon
 
 

@@ -11,7 +11,8 @@ from gpunode.cdi.build import INDEX, UUID, Form, build, feature_nodes, feature_s
 from gpunode.cdi.driver_files import SOCKETS, DriverFiles, daemon_sockets, read_driver_files
 from gpunode.cdi.hooks import HookProgram, find_hooks, query_hooks
 from gpunode.cdi.nodes import read_nodes
-from gpunode.cdi.spec import UNKNOWN_ENGINE, Spec, encode
+from gpunode.cdi.spec import Spec, encode
+from gpunode.cdi.versions import UNKNOWN_ENGINE
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.toolkit import hook_program
 from gpunode.gpu.model import Gpu, Inventory

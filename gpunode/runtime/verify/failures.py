@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpunode.cdi.locations import STANDARD
-from gpunode.cdi.spec import reads, text
+from gpunode.cdi.versions import reads, text
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.cdi import CdiSpec
 from gpunode.host import Host
