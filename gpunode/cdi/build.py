@@ -364,7 +364,7 @@ def chosen_devices(inventory: Inventory, ids: tuple[str, ...]) -> Inventory:
     unknown = [name for name in ids if name not in known]
     if unknown:
         raise UsageError(f"--device-id {unknown[0]}: there is no such device", hint="list them: gpunode gpus")
-    return replace(inventory, gpus=tuple(gpus))
+    return inventory._replace(gpus=tuple(gpus))
 
 
 def refuse_other_platforms(host: Host) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpunode.facts.devices import driver_gpus
 from gpunode.gpu.model import Gpu, MigDevice
@@ -52,7 +52,7 @@ def _devices(host: Host, dev_root: str) -> Iterator[DeviceNode]:
 def devices_below(host: Host, dev_root: str, directory: str) -> Iterator[DeviceNode]:
     """Character devices of a directory below `dev_root`, by their paths relative to it."""
     for node in host.devices(f"{dev_root}{directory}"):
-        yield replace(node, path=node.path.removeprefix(dev_root))
+        yield node._replace(path=node.path.removeprefix(dev_root))
 
 
 def need_groups(host: Host, dev_root: str = "") -> bool:

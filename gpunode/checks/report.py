@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -444,7 +444,7 @@ def _with_commands(lines: str, style: Style) -> Iterator[Text]:
 
 
 def _indented(lines: Iterable[Text], indent: str) -> Iterator[Text]:
-    return (replace(line, text=f"{indent}{line.text}") for line in lines)
+    return (line._replace(text=f"{indent}{line.text}") for line in lines)
 
 
 def _needs_drain(fix: Fix) -> bool:
@@ -591,7 +591,7 @@ def _first(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]:
         yield Text(f"  {fix.before}")
     for number, step in enumerate(next_steps(node, findings), 1):
         start, *more = _lines(step)
-        yield replace(start, text=f"  {number}. {start.text}")
+        yield start._replace(text=f"  {number}. {start.text}")
         yield from _indented(more, "     ")
     yield Text(f"More: gpunode explain {finding.id}", Style.DIM)
 

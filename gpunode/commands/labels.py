@@ -47,12 +47,12 @@ def _rows() -> Iterator[Option]:
     by_field = {option.field: option for option in EVERY}
     sink = by_field["labels_to"]
     text = "Publish the labels to these places."
-    yield replace(
-        sink, names=("--to",), variables=(sink.variable,), part="labels", help=text, default="stdout"
+    yield sink._replace(
+        names=("--to",), variables=(sink.variable,), part="labels", help=text, default="stdout"
     )
     for option in EVERY:
         if option.part and option.field == "output_file":
-            yield replace(option, names=(*option.flags, "--output"))
+            yield option._replace(names=(*option.flags, "--output"))
         elif option.part:
             yield option
     text = "false: if the driver fails, label the node as without GPUs."
@@ -61,7 +61,7 @@ def _rows() -> Iterator[Option]:
         "mps_root": {"help": "Accepted and ignored: no label depends on it.", "default": "", "ignored": True},
     }
     for name in _SHARED:
-        yield replace(by_field[name], **differences.get(name, {}))
+        yield by_field[name]._replace(**differences.get(name, {}))
 
 
 @cache

@@ -687,7 +687,7 @@ def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool
         blocks.append(Text(f"  {item.command}", Style.COMMAND))
     failed = [step for step in walked.steps if step.state in ("failed", "interrupted")]
     errors = tuple(
-        replace(error, message=f"{report.name}: {error.message}")
+        error._replace(message=f"{report.name}: {error.message}")
         for report, result in zip(failed, walked.failures, strict=True)
         for error in result.errors or (ErrorInfo("step-failed", report.why, report.command),)
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpunode.daemons.grpc_client import CallError, open_channel, recalled, unary_call
 from gpunode.daemons.http import decoded
@@ -217,8 +217,7 @@ def image_config(host: Host, socket: str, reference: str, timeout: float) -> dic
 _LIST_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class CriContainer:
+class CriContainer(NamedTuple):
     """One running container. `handler` is its pod's runtime handler, empty for the engine's default one."""
 
     id: str

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpunode.daemons.grpc_client import MALFORMED, CallError, open_channel, recalled, unary_call
 from gpunode.errors import DaemonError
@@ -26,8 +25,7 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True)
-class Holding:
+class Holding(NamedTuple):
     """What one container holds of one resource. `pod` is empty and `pod_uid` set where only that is known."""
 
     namespace: str
@@ -75,7 +73,7 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
 
 
 def _as_recorded(holding: Holding) -> dict[str, Any]:
-    recorded = asdict(holding)
+    recorded = holding._asdict()
     del recorded["pod_uid"]
     return {**recorded, "ids": list(holding.ids)}
 

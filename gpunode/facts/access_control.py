@@ -7,7 +7,7 @@ programs than containers are left out: desktops deny a browser the driver's file
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.facts.kernel_log import SOURCE, KernelLine
 from gpunode.host import Host
@@ -24,8 +24,7 @@ _PROFILES = ("docker-default", "cri-containerd", "crio-default", "containers-def
 _NVIDIA_FILES = ("/dev/nvidia", "/proc/driver/nvidia", "/run/nvidia")
 
 
-@dataclass(frozen=True)
-class Denial:
+class Denial(NamedTuple):
     """`when` in seconds since the epoch, 0 if unknown; `subject` is SELinux's context, AppArmor's profile."""
 
     source: str

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
@@ -25,8 +24,7 @@ _STILL = "NVIDIA_VISIBLE_DEVICES=void"  # in specifications of gpunode's, and of
 _LIBRARY_VERSION = re.compile(r"/lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)*)$")
 
 
-@dataclass(frozen=True)
-class CdiNode:
+class CdiNode(NamedTuple):
     """A device file that a spec adds to containers; its numbers are None if the engine looks them up."""
 
     path: str
@@ -34,8 +32,7 @@ class CdiNode:
     minor: int | None
 
 
-@dataclass(frozen=True)
-class CdiEdits:
+class CdiEdits(NamedTuple):
     """What a container gets: device files and mounted paths of this machine, programs run, variables."""
 
     nodes: tuple[CdiNode, ...] = ()
@@ -44,16 +41,14 @@ class CdiEdits:
     env: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class CdiDevice:
+class CdiDevice(NamedTuple):
     """One device of a spec, by its bare name."""
 
     name: str
-    edits: CdiEdits = field(default_factory=CdiEdits)
+    edits: CdiEdits = CdiEdits()
 
 
-@dataclass(frozen=True)
-class CdiSpec:
+class CdiSpec(NamedTuple):
     """One file.
 
     `problem` says why it can't be used, and then the rest is empty. `edits` apply to every device of the
@@ -64,7 +59,7 @@ class CdiSpec:
     kind: str
     version: str = ""
     devices: tuple[CdiDevice, ...] = ()
-    edits: CdiEdits = field(default_factory=CdiEdits)
+    edits: CdiEdits = CdiEdits()
     problem: str = ""
 
     @property

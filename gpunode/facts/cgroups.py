@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts import tables
@@ -39,8 +39,7 @@ def kubelets_own(node: Node, engine: str, release: tuple[int, ...], used: str) -
 _SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class SystemdEngine:
+class SystemdEngine(NamedTuple):
     """`forgets` says why systemd doesn't know of GPUs, as seen at `source`; empty if it does. `by_hook`: the
     toolkit's hook adds them; with `old_toolkit` there is no other method."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts import tables
@@ -139,8 +139,8 @@ def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon 
     if daemon is None:
         return None
     socket = _socket(host, daemon.argv, daemon.config_path)
-    daemon = replace(daemon, socket=socket, manager=owner(daemon.config_path))
-    return replace(daemon, version=cri_version(host, daemon))
+    daemon = daemon._replace(socket=socket, manager=owner(daemon.config_path))
+    return daemon._replace(version=cri_version(host, daemon))
 
 
 def cri_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
@@ -170,8 +170,7 @@ def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:
     return DEFAULT_SOCKET
 
 
-@dataclass(frozen=True)
-class MissingImport:
+class MissingImport(NamedTuple):
     """A file that an import names, `pattern` as written in `importer`, and that doesn't exist."""
 
     path: str
@@ -359,8 +358,7 @@ _TOLD_WHOLE = ("runtimes", "mirrors")  # by name: a handler that the daemon does
 _SECRET = ("auth", "configs", "headers")
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(NamedTuple):
     """One setting of the CRI's table: `file` sets it, and the table in `by` replaces that table."""
 
     keys: tuple[str, ...]
@@ -439,8 +437,7 @@ _SHORT, _OLD, _NEW = (CRI_PLUGINS[number] for number in (1, 2, 3))
 _EACH_FILE_BY_ITSELF = (2, 3)
 
 
-@dataclass(frozen=True)
-class PassedOver:
+class PassedOver(NamedTuple):
     """A CRI table that isn't read: `what` lists its runtimes and settings that no other table has."""
 
     path: str

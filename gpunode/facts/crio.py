@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.daemons.http import UnixHttp
 from gpunode.errors import ConfigError, DaemonError, GpunodeError
@@ -59,7 +59,7 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     kind = next((kind for kind in _KINDS if read_unit(host, kind.unit) is not None), _KINDS[0])
     # only root may read the environment; otherwise only the flags count
     processes = [
-        replace(process, argv=_with_variables(process.argv, environment(host, process.pid)))
+        process._replace(argv=_with_variables(process.argv, environment(host, process.pid)))
         for process in running(host, "crio")
     ]
     daemon = locate(host, kind, processes, config)
@@ -69,9 +69,9 @@ def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     if unit is not None:
         argv = _with_variables(daemon.argv, unit.environment)
         path = option_value(argv[1:], *_CONFIG_FLAGS) or daemon.config_path
-        daemon = replace(daemon, argv=argv, config_path=path)
-    daemon = replace(daemon, socket=_socket(host, daemon))
-    return replace(daemon, version=cri_version(host, daemon))
+        daemon = daemon._replace(argv=argv, config_path=path)
+    daemon = daemon._replace(socket=_socket(host, daemon))
+    return daemon._replace(version=cri_version(host, daemon))
 
 
 def _with_variables(argv: tuple[str, ...], variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -100,8 +100,7 @@ def _socket(host: Host, daemon: Daemon) -> str:
     return socket_path(listen) or DEFAULT_SOCKET if isinstance(listen, str) else DEFAULT_SOCKET
 
 
-@dataclass(frozen=True)
-class CrioFile:
+class CrioFile(NamedTuple):
     """One file that CRI-O reads."""
 
     path: str

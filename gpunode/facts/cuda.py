@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.driver import version_numbers
@@ -46,8 +45,7 @@ _UNITS = {
 }
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One variable; `source` is the file, unit or environment that sets it, `line` 1-based for a file."""
 
     name: str
@@ -119,8 +117,7 @@ def release_of(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(NamedTuple):
     """`minimum` is the oldest driver that runs the release's programs, `own` the driver that was released
     with it and is the oldest that compiles its PTX."""
 
@@ -236,8 +233,7 @@ _BRANDS = (
 )
 
 
-@dataclass(frozen=True)
-class RequestedRelease:
+class RequestedRelease(NamedTuple):
     """A requested CUDA release, and its source: ``--cuda`` or the image."""
 
     release: tuple[int, int]
@@ -277,8 +273,7 @@ def brands_of(name: str) -> tuple[str, ...]:
     return next((brands for words, brands in _BRANDS if words in lowered), ())
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """One NVIDIA_REQUIRE_* against one GPU, or against the node (`gpu` None)."""
 
     name: str

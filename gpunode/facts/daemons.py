@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process, option_value
@@ -16,8 +16,7 @@ from gpunode.facts.systemd import Unit, read_unit
 from gpunode.host import Host
 
 
-@dataclass(frozen=True)
-class Daemon:
+class Daemon(NamedTuple):
     """One container daemon of the node.
 
     `version` is () if unknown. `config_source` says how `config_path` was found, for users. `process` is None
@@ -114,8 +113,7 @@ def same_file(host: Host, left: str, right: str) -> bool:
     return left == right or host.realpath(left) == host.realpath(right)
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What to look for: an engine of `ENGINES`, its packaged unit, its default file and its file flags."""
 
     name: str

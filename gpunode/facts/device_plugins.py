@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.daemons.grpc_client import CallError, open_channel, unary_call
 from gpunode.errors import DaemonError
@@ -43,8 +43,7 @@ _OPTIONS = "/v1beta1.DevicePlugin/GetDevicePluginOptions"
 _SECONDS = 2.0  # what the kubelet itself allows
 
 
-@dataclass(frozen=True)
-class PluginProcess:
+class PluginProcess(NamedTuple):
     """`container` is the id of the container that it runs in, empty for a service of the node."""
 
     process: Process
@@ -65,8 +64,7 @@ class PluginProcess:
         return word.lower() in ("true", "1", "t")
 
 
-@dataclass(frozen=True)
-class PluginLog:
+class PluginLog(NamedTuple):
     """The end of a plugin container's log. `pod`, `namespace` and `container` are of its directory's name."""
 
     path: str
@@ -205,8 +203,7 @@ _FAILURE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(NamedTuple):
     """`pods` are the log directories of its pods, `validators` those of its validator's; `ready` the stages
     that have passed."""
 

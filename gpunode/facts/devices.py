@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import Host
@@ -16,8 +16,7 @@ CONTROL = "/dev/nvidiactl"
 IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels"
 
 
-@dataclass(frozen=True)
-class DriverGpu:
+class DriverGpu(NamedTuple):
     """One GPU as the loaded driver lists it; `minor` is N of /dev/nvidiaN, None if unknown.
 
     `video_bios` is its version, ``00.00.00.00.00`` for a virtual GPU. `excluded` if the driver is configured
@@ -124,8 +123,7 @@ _UVM, _CAPS = "nvidia-uvm", "nvidia-caps"
 _PATH = re.compile(r"/dev/(?:nvidia(\d+|ctl|-uvm)|nvidia-caps/nvidia-cap(\d+))(?: \(deleted\))?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """Minor numbers of GPUs and of capabilities; `control` for /dev/nvidiactl or /dev/nvidia-uvm."""
 
     gpus: frozenset[int] = frozenset()

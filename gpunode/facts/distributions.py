@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.facts.daemons import Daemon, exe_of, parse_version, same_file, socket_path
 from gpunode.facts.processes import Process, option_value, running
@@ -17,8 +17,7 @@ from gpunode.facts.systemd import Unit, read_unit
 from gpunode.host import Host
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """Files and settings of a distribution; ``{data}`` is its data directory.
 
     `variable` and `settings` are the environment variable and the YAML file that may set another one. With

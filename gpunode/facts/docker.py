@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, DaemonError, GpunodeError
 from gpunode.facts.daemons import (
@@ -538,8 +537,8 @@ def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> D
 
 def _with_socket(host: Host, daemon: Daemon, default: str) -> Daemon:
     """The daemon with its socket and its version."""
-    daemon = replace(daemon, socket=socket_of(host, daemon.argv, daemon.config_path, default))
-    return replace(daemon, version=_docker_version(host, daemon))
+    daemon = daemon._replace(socket=socket_of(host, daemon.argv, daemon.config_path, default))
+    return daemon._replace(version=_docker_version(host, daemon))
 
 
 def rootless_docker(host: Host) -> Process | None:
@@ -600,8 +599,7 @@ DESKTOP_CONTEXT = "desktop-linux"
 _DESKTOP_PROGRAM = "com.docker.backend"
 
 
-@dataclass(frozen=True)
-class Desktop:
+class Desktop(NamedTuple):
     """One user's running Docker Desktop. `context` is the context of their docker command, None if unknown;
     `config` is the file that sets it."""
 

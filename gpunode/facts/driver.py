@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.facts.kernel_log import KernelLine
 from gpunode.facts.packages import Packages
@@ -27,8 +26,7 @@ _LONGEST = 64  # characters; a version has ten
 _NUMBERS = re.compile(r"\d{1,9}", re.ASCII)
 
 
-@dataclass(frozen=True)
-class LoadedModule:
+class LoadedModule(NamedTuple):
     """The running module; `live` is False while it is loading or unloading."""
 
     name: str
@@ -37,16 +35,14 @@ class LoadedModule:
     open: bool
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One installed kernel and whether an NVIDIA module was built for it."""
 
     release: str
     has_module: bool
 
 
-@dataclass(frozen=True)
-class ModuleFile:
+class ModuleFile(NamedTuple):
     """The module that the next ``modprobe nvidia`` would load; empty strings for unknown values."""
 
     version: str
@@ -289,8 +285,7 @@ TABLE = "gpu_branches"
 DROPPED, TOO_NEW, FLAVOUR = "dropped", "too-new", "flavour"
 
 
-@dataclass(frozen=True)
-class Supports:
+class Supports(NamedTuple):
     """A row of the table: branches are whole numbers, 0 for no limit; `module` is open, proprietary or empty
     for both."""
 
@@ -300,8 +295,7 @@ class Supports:
     module: str
 
 
-@dataclass(frozen=True)
-class Unsuited:
+class Unsuited(NamedTuple):
     """A GPU that this driver doesn't support, and why: `DROPPED`, `TOO_NEW` or `FLAVOUR`."""
 
     gpu: PciGpu

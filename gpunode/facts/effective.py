@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.cdi import DIRECTORIES
@@ -39,8 +39,7 @@ class ConfigFile:
     copy: GeneratedCopy | None = None
 
 
-@dataclass(frozen=True)
-class ConfiguredHandler:
+class ConfiguredHandler(NamedTuple):
     """A handler from the files, or from the daemon's command line: `file` is `COMMAND_LINE` then.
 
     `path` is empty if the engine itself finds the program.
@@ -51,8 +50,7 @@ class ConfiguredHandler:
     file: str
 
 
-@dataclass(frozen=True)
-class Configured:
+class Configured(NamedTuple):
     """`default` is empty if no file sets one.
 
     `cdi` is None if this release has none, or it is unknown. `problem` says why the files can't be parsed;
@@ -77,7 +75,7 @@ def configured(host: Host, daemon: Daemon) -> Configured:
     """The settings in this daemon's files; never raises for their contents."""
     try:
         settings = _READERS[daemon.name](reader(host, daemon), daemon)
-        return settings if _since(daemon, ENGINES[daemon.name].cdi) else replace(settings, cdi=None)
+        return settings if _since(daemon, ENGINES[daemon.name].cdi) else settings._replace(cdi=None)
     except GpunodeError as error:
         main = ConfigFile(daemon.config_path, "main", "")
         return Configured((main,), problem=error.message, readable=not isinstance(error, Unreadable))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.docker import rootless_docker
@@ -13,8 +13,7 @@ from gpunode.facts.registry import ENGINES
 _OFF = ("disabled", "masked", "masked-runtime", "bad")
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(NamedTuple):
     """`used`: GPU containers on this node need the engine. `reason` says why or why not, for users."""
 
     used: bool

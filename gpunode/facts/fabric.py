@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.driver import has_module_file, modules_dep, version_numbers
@@ -29,8 +29,7 @@ _TOPOLOGY = "detected number of NVSwitches don't match"
 _SWITCH_ERROR = r"detected NVSwitch (non-)?fatal error (\d+)"
 
 
-@dataclass(frozen=True)
-class LogFinding:
+class LogFinding(NamedTuple):
     """A relevant line of the log. `kind`: version, topology, fatal or non-fatal; `text` without its time."""
 
     kind: str
@@ -110,8 +109,7 @@ _MANAGEMENT = b"SW_MNG"
 _BLACKWELL = ("0x29", "0x31")
 
 
-@dataclass(frozen=True)
-class NvSwitch:
+class NvSwitch(NamedTuple):
     """A switch on the PCI bus, or the network card that manages one. `driver` is the kernel's, if any."""
 
     address: str

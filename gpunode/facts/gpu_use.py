@@ -6,8 +6,7 @@ count: they stop and start with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.cdi import vendor_specs
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 _ITS_OWN = ("nvidia-persistenced", "nv-fabricmanager", "nvidia-imex", "nvlsm")
 
 
-@dataclass(frozen=True)
-class GpuUser:
+class GpuUser(NamedTuple):
     """A process that has a GPU open, or with `container` the first one of a container that has GPUs."""
 
     pid: int
@@ -36,8 +34,7 @@ class GpuUser:
         return f"{self.name} (process {self.pid}){inside}"
 
 
-@dataclass(frozen=True)
-class GpuUsers:
+class GpuUsers(NamedTuple):
     """The users, and the number of processes without permission to read: an ordinary user can't read others'
     files."""
 
@@ -78,8 +75,7 @@ _MOUNTING = ("nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
 _OWN_KERNELS = ("kata", "runsc", "gvisor")  # their containers have no device files that the node sees
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """`summary` describes the method for users; `source` and `value` are the evidence."""
 
     summary: str
@@ -87,8 +83,7 @@ class Way:
     value: str
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """A running container with allocated GPUs, as the kubelet reports; `handler` is its pod's, "" for the
     default."""
 

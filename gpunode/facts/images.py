@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import eq, ge, gt, le, lt, ne
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import DaemonError
 from gpunode.facts import tables
@@ -48,8 +48,7 @@ class Image:
         return self.environment.get("CUDA_VERSION", "")
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """The image, None if no engine has it; `held_not` are the engines that reported so, `silent` those that
     didn't answer, with the reason."""
 
@@ -150,8 +149,7 @@ _LONGEST = 20_000  # characters; the longest of NVIDIA's own images has 3,000
 _DIGITS = 9
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(NamedTuple):
     """One comparison: ``driver``, ``>=``, ``535``."""
 
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 from gpunode.facts.tables import table
 from gpunode.host import Host
@@ -18,8 +18,7 @@ _KMSG = re.compile(r"(?P<level>\d+),\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)
 _DMESG = re.compile(r"\[\s*(?P<seconds>\d+\.\d+)\]\s?(?P<text>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class KernelLine:
+class KernelLine(NamedTuple):
     """`seconds` are since the boot. The text is as the kernel has it, escapes (``\\x0a``) included."""
 
     seconds: float
@@ -86,8 +85,7 @@ _PLACE = r"NVRM: GPU (?:at )?(?:PCI:)?((?:[0-9a-fA-F]{4,8}:)[0-9a-fA-F]{2}:[0-9a
 _XID_LOST = 79
 
 
-@dataclass(frozen=True)
-class XidLine:
+class XidLine(NamedTuple):
     """One XID. `address` is the GPU's as sysfs spells it, `text` the whole line, `seconds` since the boot."""
 
     seconds: float
@@ -153,8 +151,7 @@ NOT_COUNTED = frozenset({109})
 NVIDIA's plugin ignores it; where the driver does ask for a reset, the recovery action tells."""
 
 
-@dataclass(frozen=True)
-class Xid:
+class Xid(NamedTuple):
     """One code. With `whole` it concerns the GPU, whichever MIG instance the line names."""
 
     number: int

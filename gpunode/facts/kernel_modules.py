@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
@@ -32,8 +32,7 @@ _BLACKLISTS = ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist")
 _INITRAMFS_ONLY = "rd.driver.blacklist"
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(NamedTuple):
     """One line of modprobe.d, or one equivalent word of the command line.
 
     `kind` is blacklist, options, install, remove, alias or softdep; `module` has underscores (for an alias it
@@ -48,8 +47,7 @@ class Directive:
     line: int | None
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One parameter of a module at its next load, and its source."""
 
     name: str
@@ -58,8 +56,7 @@ class Option:
     line: int | None
 
 
-@dataclass(frozen=True)
-class ModuleOptions:
+class ModuleOptions(NamedTuple):
     """All directives, in order of precedence; `arguments` are the words of the command line."""
 
     directives: tuple[Directive, ...]
@@ -225,8 +222,7 @@ _FORBIDDEN = "GPL-incompatible module nvidia"  # a symbol that this kernel keeps
 _ERROR = r"\S+\.[ch]:\d+:\d+: error: "
 
 
-@dataclass(frozen=True)
-class FailedBuild:
+class FailedBuild(NamedTuple):
     """The first line with the reason, with its number (None in a log too long to be read from its start);
     `realtime` if the driver refuses the kernel as a realtime one."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from gpunode.daemons.pod_resources import Holding
 from gpunode.errors import ConfigError, Unreadable
@@ -46,8 +46,7 @@ _JOINED = {
 }
 
 
-@dataclass(frozen=True)
-class Kubelet:
+class Kubelet(NamedTuple):
     """`unit` is what starts it.
 
     `endpoint` is the engine's socket path, `endpoint_source` where it is set. `joined` is False on a node
@@ -262,7 +261,7 @@ def _with_pod_names(host: Host, entries: tuple[Holding, ...]) -> tuple[Holding, 
     result = []
     for entry in entries:
         namespace, pod = known.get(entry.pod_uid, ("", ""))
-        result.append(replace(entry, namespace=namespace, pod=pod))
+        result.append(entry._replace(namespace=namespace, pod=pod))
     return tuple(result)
 
 
@@ -275,8 +274,7 @@ _BYTES = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "K"
 _BYTES |= {"k": 10**3, "G": 10**9, "T": 10**12}
 
 
-@dataclass(frozen=True)
-class Disk:
+class Disk(NamedTuple):
     """A directory and its file system; `signal` is nodefs or imagefs."""
 
     path: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.gpu.library_paths import CUDA, DRIVER_ROOT, NVML, PLATFORM, STRAY, SYSTEM
@@ -24,8 +24,7 @@ _LIB64 = {0x0300, 0x0A00}  # FLAG_X8664_LIB64, FLAG_AARCH64_LIB64: 32-bit copies
 _LONGEST_PATH = 4096
 
 
-@dataclass(frozen=True)
-class CachedLibrary:
+class CachedLibrary(NamedTuple):
     """One entry: the name that programs ask for and the file they get."""
 
     soname: str
@@ -75,8 +74,7 @@ __all__ = ["CUDA", "NVML", "Library", "find_library", "is_compat", "library_in",
 _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """The file behind a soname. `version` is the driver version in the real file's name, None if it has none.
 
     `linked` is False for a file that neither ld.so nor a GPU container finds: ldconfig hasn't run. `root` is

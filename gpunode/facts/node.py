@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.daemons import pod_resources
 from gpunode.errors import DaemonError, GpunodeError
@@ -91,8 +91,7 @@ NVML_SECONDS_MANY = 20.0
 FEW_GPUS = 4
 
 
-@dataclass(frozen=True)
-class Questions:
+class Questions(NamedTuple):
     """Options of the user that checks use.
 
     `expect_gpus` is how many GPUs there should be, None if unknown. `cuda` is the CUDA release that programs
@@ -106,16 +105,14 @@ class Questions:
     deep: bool = False
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """Result of a test; `passed` is None if it didn't run, and `text` says why."""
 
     passed: bool | None
     text: str
 
 
-@dataclass(frozen=True)
-class Allocatable:
+class Allocatable(NamedTuple):
     """Healthy devices by resource, allocated or not; from the running kubelet (`live`) or from its
     checkpoint."""
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES, SMALL_BYTES
@@ -19,8 +20,7 @@ RPM_QUERY = ("rpm", "-qa", "--qf", r"%{NAME}\t%{EVR}\t%{INSTALLTIME}\n")
 SECONDS = 10.0  # rpm needs less than a second; one that waits for a lock must not block the doctor
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(NamedTuple):
     """`version` is the manager's: ``3:550.90.07-1.el9``. `held` is dpkg's hold (`locked` checks other locks);
     `installed_at` in seconds since the epoch, None where the manager doesn't record it."""
 
@@ -111,8 +111,7 @@ DNF = "/var/log/dnf.rpm.log"
 ZYPP = "/var/log/zypp/history"
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One package that was installed or upgraded to `version`. `by` is the command line, if it is known."""
 
     date: str
@@ -264,8 +263,7 @@ MAIN = "/etc/apt/sources.list"
 DIRECTORY = "/etc/apt/sources.list.d"
 
 
-@dataclass(frozen=True)
-class AptSource:
+class AptSource(NamedTuple):
     """One address of one file; `line` is where its entry starts, `signed_by` is empty if it names no key."""
 
     path: str
@@ -351,8 +349,7 @@ _ZYPP_JOBS = (
 _ZYPP_LOCKS = "/etc/zypp/locks"
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One value of apt's configuration; `name` in lower case with ``::`` between its parts."""
 
     name: str
@@ -361,8 +358,7 @@ class Setting:
     line: int
 
 
-@dataclass(frozen=True)
-class Automatic:
+class Automatic(NamedTuple):
     """A tool that upgrades packages automatically, and where that is configured. `origins` are the
     repositories that it uses, as its configuration names them (apt only); `kept` are the patterns of excluded
     packages, regular expressions with `regex`, else globs."""

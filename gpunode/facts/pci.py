@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
@@ -15,8 +16,7 @@ _GPU_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller
 _AUDIO_CLASS = "0x0403"
 
 
-@dataclass(frozen=True)
-class PciGpu:
+class PciGpu(NamedTuple):
     """One display function. `driver` is the kernel driver bound to it, None if there is none; `display` is
     True for a VGA controller, which may drive a screen, False for a GPU without outputs (3D controller)."""
 
@@ -100,8 +100,7 @@ _ACS_REDIRECTS = 0x0004 | 0x0008  # request and completion redirect
 _CONFIG_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """One memory window; `size` in bytes. `assigned` is False if the kernel found no address for it."""
 
     number: int
@@ -236,8 +235,7 @@ _MARK, _RECORDS = b"VF", 5
 _TEXT = 10  # bytes of the driver's version, and then of its branch
 
 
-@dataclass(frozen=True)
-class VirtualGpu:
+class VirtualGpu(NamedTuple):
     """The host's driver that created it; empty if the capability doesn't contain it."""
 
     host_driver_version: str = ""

@@ -8,8 +8,7 @@ reports and ignores a file that can't be parsed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.facts.daemons import Daemon, daemon_version
@@ -31,8 +30,7 @@ def find_podman(host: Host, config: str | None = None) -> Daemon | None:
     return Daemon("podman", binary, version, config or CONFIG, "the path built into podman", "", None)
 
 
-@dataclass(frozen=True)
-class PodmanFile:
+class PodmanFile(NamedTuple):
     """One containers.conf."""
 
     path: str
@@ -45,8 +43,7 @@ class PodmanFile:
         return as_dict(dig(self.tree, "engine", "runtimes"))
 
 
-@dataclass(frozen=True)
-class PodmanConfig:
+class PodmanConfig(NamedTuple):
     """The files of the system, in the order in which podman reads them."""
 
     files: tuple[PodmanFile, ...]

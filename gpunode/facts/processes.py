@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.registry import DAEMONS
@@ -24,8 +23,7 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """One running process; `started` is seconds since the epoch. `uid` is the user for whom it acts; it is 0
     for programs whose settings are never read."""
 

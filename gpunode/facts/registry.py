@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class ContainerEngine:
+class ContainerEngine(NamedTuple):
     """One engine. Its key in `ENGINES` is its name for ``--runtime`` and ``--on``, and its checks' layer.
 
     `title` is its name in text, `program` that of its daemon or else its command. `units` are the systemd

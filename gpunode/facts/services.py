@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.facts.topic import Stuck
 from gpunode.host import Host
@@ -27,8 +27,7 @@ _RECORDED = "systemctl show "
 _SECONDS = 3.0  # systemd answers for 25 units within 20 ms
 
 
-@dataclass(frozen=True)
-class UnitState:
+class UnitState(NamedTuple):
     """One unit in systemd's words (org.freedesktop.systemd1(5)), empty where it reports none.
 
     `load`: loaded, not-found, masked, ...; `active`: active, inactive, failed, activating, ...; `sub`:

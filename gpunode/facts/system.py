@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError, Unreadable
 from gpunode.facts.processes import boot_time, uptime
@@ -56,8 +56,7 @@ _KIND = "/run/systemd/container"  # systemd writes what it detected (systemd-det
 _BARE_METAL_PRODUCTS = ("metal", "surface")
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(NamedTuple):
     """`id` and `version` are os-release's; `family` is debian, rhel, suse or other. Where the system is an
     image or declared as a whole (`immutable`), packages can't be installed, and the family is other."""
 

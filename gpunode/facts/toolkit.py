@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.daemons import parse_version
@@ -27,8 +27,7 @@ _OTHER_PLACES = ("/usr/local/nvidia/toolkit", "/run/nvidia/toolkit")
 _TIMEOUT_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Toolkit:
+class Toolkit(NamedTuple):
     """`programs` maps each installed program to its path. `version` is () if unknown."""
 
     programs: dict[str, str]
@@ -84,8 +83,7 @@ MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 _FROM_CONTAINER = "features.allow-ldconfig-from-container"
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """One setting. `kind` is bool, string or list; `default` is None for a key that only has an effect once
     it is set.
 
@@ -289,8 +287,7 @@ BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """`exists` is False if there is no file and all defaults apply; `tree` is the file's contents."""
 
     path: str
@@ -351,8 +348,7 @@ SYSTEM_DIRECTORIES = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/
 _PROGRAMS = ("nvidia-container-toolkit", "nvidia-container-runtime-hook")
 
 
-@dataclass(frozen=True)
-class OciHook:
+class OciHook(NamedTuple):
     """One hook file and the program that it runs."""
 
     path: str

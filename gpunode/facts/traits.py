@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import Unreadable
 from gpunode.facts.access_control import selinux_enforcing
@@ -17,8 +17,7 @@ _VGPU_MANAGER = "nvidia_vgpu_vfio"  # NVIDIA's driver for hosts, which has no CU
 OPERATOR_DRIVER = f"{DRIVER_ROOT}/usr"  # exists only while the GPU operator's driver container runs
 
 
-@dataclass(frozen=True)
-class Trait:
+class Trait(NamedTuple):
     """`present` and `absent` are texts for a node with the property, and for one without."""
 
     holds: Callable[[Node], bool]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.facts.processes import Process, environment
 from gpunode.host import Host
 
 
-@dataclass(frozen=True)
-class Account:
+class Account(NamedTuple):
     """A user of this node."""
 
     name: str
@@ -22,8 +21,7 @@ class Account:
         return f"/run/user/{self.uid}"
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(NamedTuple):
     """A user's directories for configuration, and for sockets while the user is logged in or lingers."""
 
     config_home: str

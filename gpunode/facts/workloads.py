@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from gpunode.facts.devices import needed
 from gpunode.facts.processes import Process
@@ -28,8 +28,7 @@ RULES = ("systemctl", "show", "--property=Id,DevicePolicy,DeviceAllow")
 _SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class Container:
+class Container(NamedTuple):
     """A running container. `pid` is its first process, `id` the engine's. `group` is its control group (v2),
     `devices_group` that of the devices controller (v1), each empty where there is none. `nodes` are NVIDIA's
     files in its /dev, only those that every CUDA program opens."""
@@ -48,8 +47,7 @@ class Container:
         return next((part for part in parts if part.endswith(".scope")), "")
 
 
-@dataclass(frozen=True)
-class DeviceRule:
+class DeviceRule(NamedTuple):
     """What systemd allows a unit to open: `policy` is auto, closed or strict, `allow` DeviceAllow's
     entries."""
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.facts.toml import KeyPath, dig, leaves
 from gpunode.output.typed import as_dict
@@ -24,8 +23,7 @@ _CONTAINERS_PLACE = "/toolkit/nvidia-container-runtime"
 _HEADER = re.compile(r"^( *)\[([^\[\]]+)\]$")
 
 
-@dataclass(frozen=True)
-class GeneratedCopy:
+class GeneratedCopy(NamedTuple):
     """A drop-in that holds a copy of the engine's whole section, as NVIDIA's tools generate it.
 
     `shadowed` are key paths (below the plugin's table) whose copied value is no longer the main file's;

@@ -26,9 +26,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from gpunode.host import Host
@@ -169,8 +168,7 @@ _QUESTION, _WAIT = 0, _RECORD_BYTES
 _WAIT_FUNCTION = "nvmlEventSetWait"
 
 
-@dataclass(frozen=True)
-class NvmlQuestion:
+class NvmlQuestion(NamedTuple):
     """An NVML function and the indices of the GPUs that it concerns, none if it concerns the driver."""
 
     function: str

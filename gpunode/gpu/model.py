@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.output.typed import from_plain
 
 
-@dataclass(frozen=True)
-class MigSize:
+class MigSize(NamedTuple):
     """A MIG device's part of its GPU, by nvmlDeviceGetAttributes; None where only the slices are known.
 
     The engines are those that copy, decode and encode video, decode JPEG, and compute optical flow (OFA).
@@ -71,8 +70,7 @@ class Gpu:
     error_code: int | None = None
 
 
-@dataclass(frozen=True)
-class Inventory:
+class Inventory(NamedTuple):
     """All GPUs of a node. `cuda_version` is the newest CUDA the driver supports, such as ``12.8``."""
 
     driver_version: str
@@ -88,7 +86,7 @@ def inventory_from_json(data: Any) -> Inventory:
         replace(gpu, mig_capable=True) if gpu.mig_enabled else gpu  # older recordings have only the mode
         for gpu in inventory.gpus
     )
-    return replace(inventory, gpus=gpus)
+    return inventory._replace(gpus=gpus)
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ class Reading:
     error_code: int | None = None
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Proximity of two GPUs, by UUID with `first` < `second`.
 
     `level` is NVML's common ancestor (0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50

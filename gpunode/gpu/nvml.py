@@ -11,8 +11,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpunode.gpu.child import Note, Parent
 from gpunode.gpu.model import GPU_IS_LOST
@@ -86,8 +85,7 @@ _WATCHED = sum(_KINDS)
 _NO_INSTANCE = 0xFFFFFFFF
 
 
-@dataclass(frozen=True)
-class GpuEvent:
+class GpuEvent(NamedTuple):
     """An event of NVML. `kind` is xid, ecc-double or ecc-single.
 
     `uuid` is the GPU's, "" if unknown. `xid` is set for that kind only; `gi` and `ci` are the MIG
@@ -198,8 +196,7 @@ def load_bindings() -> Any:
     return pynvml
 
 
-@dataclass(frozen=True)
-class Handle:
+class Handle(NamedTuple):
     """A GPU, or a part of one, in NVML's form (for `Nvml.handle` its index); valid while NVML stays open.
 
     `gpu` is the index of the GPU, None if it is unknown for this handle.
@@ -218,8 +215,7 @@ FABRIC_STATES = (None, "not-started", "in-progress", "completed")
 """NVML_GPU_FABRIC_STATE_* from 0, not supported, on."""
 
 
-@dataclass(frozen=True)
-class Fabric:
+class Fabric(NamedTuple):
     """The NVLink fabric (nvmlGpuFabricInfoV_t). `state` is one of `FABRIC_STATES`, `status` NVML's return
     code of the training, `cluster` the cluster's UUID without hyphens (zeros for none), `health` the mask
     NVML_GPU_FABRIC_HEALTH_MASK_*: two bits each, 1 is true (degraded bandwidth, route recovery, unhealthy

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.inventory import discover
@@ -54,8 +54,7 @@ SLOWDOWNS = {0x8: "hw-slowdown", 0x20: "sw-thermal", 0x40: "hw-thermal", 0x80: "
 power cap and the like are no such reason."""
 
 
-@dataclass(frozen=True)
-class GpuProcess:
+class GpuProcess(NamedTuple):
     """A process on a GPU: its number in this process's PID namespace, 0 if it isn't visible there."""
 
     pid: int
@@ -63,8 +62,7 @@ class GpuProcess:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Licence:
+class Licence(NamedTuple):
     """Licensing of a virtual GPU: `supported` is whether it needs a licence, `licensed` whether one of its
     features has one."""
 

@@ -22,9 +22,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Set
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import combinations
 from threading import Condition, Thread
+from typing import NamedTuple
 
 from gpunode.gpu.child import EVENTS, GPU, LINKS, Parent
 from gpunode.gpu.driver_traces import driver_traces, generation
@@ -250,8 +250,7 @@ _STDIN = 0
 _SKIPPED = "NVML hung or crashed when it was queried about this GPU"
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """`poll` and `rediscover`: seconds between readings and between reads of the inventory. `use`: also
     report utilisation and memory. `patience`: seconds that NVML may take. `without`: GPU, LINKS or EVENTS of
     the GPU with an index, or of all with None, for which NVML is not queried."""

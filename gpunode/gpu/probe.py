@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from gpunode.gpu.nvml_health import Condition
 
 
-@dataclass(frozen=True)
-class NvmlProbe:
+class NvmlProbe(NamedTuple):
     """NVML's report: the inventory, or why there is none.
 
     `code` is NVML's return code, None if NVML returned none: then it hung (`timed_out`) or crashed the child;

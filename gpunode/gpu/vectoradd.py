@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.gpu.child import AT_ONCE, JobResult, run_each, signal_name
 from gpunode.gpu.cuda import Cuda, CudaError
@@ -308,8 +308,7 @@ PROGRAM_FILES = (
 _START_SECONDS = 15.0
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The program's output. `error` says why CUDA can't even count devices, `code` is its CUresult."""
 
     devices: tuple[DeviceResult, ...]
@@ -361,8 +360,7 @@ def _device(item: Any) -> DeviceResult:
 # The devices of an inventory that can run a kernel: whole GPUs, or the MIG devices of a partitioned GPU.
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """`runnable` devices as pending results, and `settled` ones that need no test."""
 
     runnable: tuple[DeviceResult, ...] = ()

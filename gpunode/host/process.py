@@ -14,10 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 # Files without a name: deleted with the last process that has them open.
 
@@ -43,8 +42,7 @@ _MOST_BYTES = 4 << 20  # no answer has a longer line; 16 GPUs with 7 MIG devices
 _LAST_WORDS = 2000
 
 
-@dataclass(frozen=True)
-class Completed:
+class Completed(NamedTuple):
     """A finished child. `code` is its exit status, 127 without such a program, negative for a signal."""
 
     argv: tuple[str, ...]

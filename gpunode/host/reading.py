@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.host import trust
@@ -40,8 +40,7 @@ _SYSTEM_PATH = (
 )
 
 
-@dataclass(frozen=True)
-class DeviceNode:
+class DeviceNode(NamedTuple):
     """A character device: numbers as the kernel gives them, `mode` holds permission bits only.
 
     `gid` is the group that owns it.
@@ -54,8 +53,7 @@ class DeviceNode:
     gid: int = 0
 
 
-@dataclass(frozen=True)
-class FileSystem:
+class FileSystem(NamedTuple):
     """Sizes in bytes, `left` is available to ordinary users; `inodes` is 0 for a file system that has no
     fixed number."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpunode.output.typed import StrEnum, plain
 
@@ -43,16 +43,14 @@ class Style(StrEnum):
     """A line of a file for another program, such as kubectl: not colored, not wrapped."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """One line of text; leading spaces are kept."""
 
     text: str
     style: Style = Style.PLAIN
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One table cell with a style. `short` replaces its text if the terminal is too narrow."""
 
     text: str
@@ -60,16 +58,14 @@ class Cell:
     short: str = ""
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows under optional headings; every row has as many cells as there are columns."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell | str, ...], ...]
 
 
-@dataclass(frozen=True)
-class Diff:
+class Diff(NamedTuple):
     """A unified diff, rendered line by line."""
 
     text: str
@@ -78,8 +74,7 @@ class Diff:
 Block = Text | Table | Diff
 
 
-@dataclass(frozen=True)
-class ErrorInfo:
+class ErrorInfo(NamedTuple):
     """One error for programs; `code` is stable kebab-case."""
 
     code: str
@@ -119,8 +114,7 @@ class Result:
         }
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """What happened, or would happen, to one file.
 
     `action` is created, updated, unchanged, removed or restored; `diff` is unified and empty if unchanged.

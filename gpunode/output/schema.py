@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass
 from enum import Enum
 from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from gpunode.output.result import API_VERSION, ErrorInfo, ExitCode
-from gpunode.output.typed import camel, json_fields
+from gpunode.output.typed import camel, is_record, json_fields
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -51,7 +50,7 @@ def _object(properties: Mapping[str, Any]) -> Schema:
 
 
 def _described(kind: Any, properties: Mapping[str, Any]) -> str:
-    """A dataclass's docstring, with the names of fields as JSON has them."""
+    """A record's docstring, with the names of fields as JSON has them."""
 
     def shown(word: re.Match[str]) -> str:
         return f"`{camel(word[1])}`" if camel(word[1]) in properties else word[0]
@@ -60,7 +59,7 @@ def _described(kind: Any, properties: Mapping[str, Any]) -> str:
 
 
 class _Types:
-    """Schemas of types; that of a dataclass is a reference to one of the `definitions`."""
+    """Schemas of types; that of a record is a reference to one of the `definitions`."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Schema] = {}
@@ -82,7 +81,7 @@ class _Types:
             return {"type": "object", "additionalProperties": self.schema(inner[1])}
         if inspect.isclass(origin) and issubclass(origin, Iterable):
             return {"type": "array", "items": self.schema(inner[0])}
-        if is_dataclass(kind):
+        if is_record(kind):
             return {"$ref": f"#/$defs/{self._defined(kind)}"}
         if inspect.isclass(kind) and issubclass(kind, Enum):
             return {"enum": [argument.value for argument in kind]}
@@ -97,7 +96,7 @@ class _Types:
         return {"anyOf": schemas}
 
     def _defined(self, kind: Any) -> str:
-        """The name of a dataclass's definition: that of the class, with its module's before it if taken."""
+        """The name of a record's definition: that of the class, with its module's before it if taken."""
         if kind not in self._names:
             name = kind.__name__.lstrip("_")
             if name in self.definitions:

@@ -1,14 +1,14 @@
-"""Dataclasses as JSON values (`plain`), and read back from them (`from_plain`)."""
+"""Dataclasses and named tuples as JSON values (`plain`), and read back from them (`from_plain`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from os import PathLike
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 _NAMES = {int: "an integer", str: "a string", bool: "true or false", float: "a number", NoneType: "null"}
@@ -16,15 +16,14 @@ _EMPTY: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, tuple: (), d
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, enums, paths and tuples as JSON values; field names become camelCase."""
+    """Records, enums, paths and tuples as JSON values; field names become camelCase."""
     kind: Any = type(value)
     if kind in _JSON:
         return value
+    if is_record(kind):
+        return {key: plain(getattr(value, name)) for key, name in _shown(kind).items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
-    names = _shown_fields(kind)
-    if names is not None:
-        return {key: plain(getattr(value, name)) for name, key in names}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, PathLike):
@@ -39,23 +38,42 @@ _JSON = frozenset((str, int, float, bool, type(None)))  # most of a report, whic
 
 
 @cache
-def _shown_fields(kind: type) -> tuple[tuple[str, str], ...] | None:
-    """A dataclass's fields by their Python and JSON names, without internal ones; None for anything else."""
+def is_record(kind: Any) -> bool:
+    """Whether this is a dataclass, or a class that typing.NamedTuple made."""
+    return is_dataclass(kind) or hasattr(kind, "_field_defaults")
+
+
+class _Member(NamedTuple):
+    name: str
+    optional: bool
+    internal: bool = False
+
+
+@cache
+def _members(kind: Any) -> dict[str, _Member]:
+    """A record's fields by their names in JSON: the field's own, unless its metadata has one that was
+    released."""
     if not is_dataclass(kind):
-        return None
-    shown = (field for field in fields(kind) if field.metadata != INTERNAL)
-    return tuple((field.name, _json_name(field)) for field in shown)
+        return {camel(name): _Member(name, name in kind._field_defaults) for name in kind._fields}
+    return {
+        field.metadata.get("json") or camel(field.name): _Member(
+            field.name,
+            field.default is not MISSING or field.default_factory is not MISSING,
+            field.metadata == INTERNAL,
+        )
+        for field in fields(kind)
+    }
+
+
+@cache
+def _shown(kind: Any) -> dict[str, str]:
+    return {key: member.name for key, member in _members(kind).items() if not member.internal}
 
 
 def json_fields(kind: type) -> dict[str, Any]:
-    """The types of what `plain` shows of a dataclass, by their names in JSON."""
+    """The types of what `plain` shows of a record, by their names in JSON."""
     hints = get_type_hints(kind)
-    return {key: hints[name] for name, key in _shown_fields(kind) or ()}
-
-
-def _json_name(field: Field[Any]) -> str:
-    """The name that its metadata has for `json`, because a released one stays; else its own."""
-    return field.metadata.get("json") or camel(field.name)
+    return {key: hints[name] for key, name in _shown(kind).items()}
 
 
 def camel(name: str) -> str:
@@ -90,7 +108,7 @@ class PlainError(ValueError):
 
 
 def from_plain(cls: type[_T], data: Any, *, lenient: bool = False, unknown: bool = True) -> _T:
-    """An instance of a dataclass, from a mapping whose keys are the field names in camelCase.
+    """A record from a mapping whose keys are its field names in camelCase.
 
     Each value must have exactly the field's type, as JSON has it. A missing key leaves the field's default.
     With `lenient` a value of another type counts as missing, and what has no default is empty; without
@@ -107,23 +125,23 @@ class _Reader:
     def instance(self, cls: Any, data: Any, where: str) -> Any:
         if not isinstance(data, Mapping):
             raise _error(where, "must be an object")
-        known = _fields(cls)
+        known, kinds = _members(cls), _kinds(cls)
         if not self._unknown and (strange := [key for key in data if key not in known]):
             raise _error(_below(where, str(strange[0])[:100]), "is not a known key")
         values: dict[str, Any] = {}
-        for key, (field, kind) in known.items():
+        for key, member in known.items():
             at = _below(where, key)
             if key in data:
                 try:
-                    values[field.name] = self.value(kind, data[key], at)
+                    values[member.name] = self.value(kinds[member.name], data[key], at)
                     continue
                 except PlainError:
                     if not self._lenient:
                         raise
-            if field.default is MISSING and field.default_factory is MISSING:
+            if not member.optional:
                 if not self._lenient:
                     raise _error(at, "is missing")
-                values[field.name] = self._empty(kind, at)
+                values[member.name] = self._empty(kinds[member.name], at)
         return cls(**values)
 
     def value(self, kind: Any, data: Any, where: str) -> Any:
@@ -142,7 +160,7 @@ class _Reader:
                 self.value(inner[0], key, where): self.value(inner[1], item, _below(where, str(key)[:100]))
                 for key, item in data.items()
             }
-        if is_dataclass(kind):
+        if is_record(kind):
             return self.instance(kind, data, where)
         if kind is float and type(data) is int:
             return self._float(data, where)
@@ -182,16 +200,14 @@ class _Reader:
     def _empty(self, kind: Any, where: str) -> Any:
         if get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind):
             return None
-        if is_dataclass(kind):
+        if is_record(kind):
             return self.value(kind, {}, where)
         return _EMPTY[get_origin(kind) or kind]
 
 
 @cache
-def _fields(cls: type) -> dict[str, tuple[Field[Any], Any]]:
-    """The fields and their types by their names in JSON."""
-    hints = get_type_hints(cls)
-    return {_json_name(field): (field, hints[field.name]) for field in fields(cls) if field.init}
+def _kinds(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _below(where: str, key: str) -> str:

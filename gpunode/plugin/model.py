@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from threading import Event
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, MigDevice, Reading, Topology
@@ -102,8 +102,7 @@ def gpu_unit(gpu: Gpu, paths: tuple[str, ...], part: MigDevice | None = None) ->
     )
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Why a device must not be allocated.
 
     `code` is short and stable, for metrics and JSON: ``xid-79``, ``ecc``, ``row-remap``, ``lost``,
@@ -121,8 +120,7 @@ class Problem:
     logged: bool = False
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """What the kubelet counts. `id` is the unit's id, with ``::N`` for a share of it."""
 
     id: str
@@ -134,8 +132,7 @@ class Device:
         return self.problem is None
 
 
-@dataclass(frozen=True)
-class Common:
+class Common(NamedTuple):
     """What a container gets in addition to its units, read when the plan was made: Allocate reads no file.
 
     `nodes` are device nodes such as ``/dev/nvidiactl``, `channels` IMEX channels, `cdi` the classes other
@@ -185,8 +182,7 @@ class LeftOut:
     unshareable: bool = False
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What this node advertises: the pure result of inventory and settings. `problems` are in the devices."""
 
     resources: tuple[Resource, ...] = ()
@@ -215,8 +211,7 @@ class Snapshot:
         return sum(device.healthy for device in self.resource.devices)
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     """A host path in the container."""
 
     host: str
@@ -224,8 +219,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True)
-class DeviceNode:
+class DeviceNode(NamedTuple):
     """A device node in the container; `permissions` of r, w, m."""
 
     host: str
@@ -356,7 +350,7 @@ def complete_inventory(now: Inventory, before: Inventory | None) -> Inventory:
             old = _recognised(gpu, missing)
             gpus.append(gpu if old is None else _lost(missing.pop(old.uuid), gpu))
     gpus += [_lost(gpu, gpu) for gpu in missing.values()]
-    return replace(now, gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))))
+    return now._replace(gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))))
 
 
 def _lost(old: Gpu, now: Gpu) -> Gpu:

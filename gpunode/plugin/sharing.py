@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from gpunode.errors import ConfigError
 from gpunode.plugin.config.settings import SharedResource, Sharing, resource_name_problem
@@ -99,7 +98,7 @@ def _merged(entries: Iterable[SharedResource], warnings: list[str]) -> list[Shar
         if earlier is not None and earlier.replicas != entry.replicas:
             most = max(earlier.replicas, entry.replicas)
             warnings.append(f"sharing: {entry.name} is shared twice: the larger number, {most}, counts")
-            entry = replace(entry, replicas=most)
+            entry = entry._replace(replicas=most)
         merged[key] = entry
     return list(merged.values())
 

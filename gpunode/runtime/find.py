@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
@@ -129,7 +128,7 @@ def engine(host: Host, name: str, config: str = "", drop_in: str = "", socket: s
         host.refuse_unsafe(program_of(selected))
         raise PreconditionError(f"{selected} is not installed on this node", hint=_instead(host))
     if socket:
-        daemon = replace(daemon, socket=socket)
+        daemon = daemon._replace(socket=socket)
     return of_daemon(host, daemon, drop_in)
 
 

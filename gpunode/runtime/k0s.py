@@ -73,7 +73,7 @@ class K0sEngine(DistributionEngine):
 
     @cached_property
     def _plain(self) -> ContainerdEngine:
-        return ContainerdEngine(self.host, replace(self.daemon, manager=""))
+        return ContainerdEngine(self.host, self.daemon._replace(manager=""))
 
     def _renamed(self, plan: Plan) -> Plan:
         note = f"{self.daemon.config_path} is not managed by k0s (its first line isn't '{K0S_MARK}')"

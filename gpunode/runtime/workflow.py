@@ -327,7 +327,7 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
             check()
         except GpunodeError as error:
             info = error.info()
-            refusals.append(replace(info, message=f"a real run would be refused: {info.message}"))
+            refusals.append(info._replace(message=f"a real run would be refused: {info.message}"))
     if plan.own.changed and engine.host.live:
         notes = (
             *notes,

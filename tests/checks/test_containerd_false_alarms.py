@@ -199,7 +199,7 @@ def test_unused_engines_are_not_reported():
 def test_specification_directories_depend_on_the_podman_version(release, named, status, tmp_path):
     machine = "podman-cdi-directories" if named else "healthy-podman-fedora"
     node = Node(recorded_host(machine, tmp_path))
-    podman = replace(required(node.podman), version=tuple(map(int, release.split("."))) if release else ())
+    podman = required(node.podman)._replace(version=tuple(map(int, release.split("."))) if release else ())
     node.__dict__["podman"] = podman
     assert judged(node, "podman-cdi").status is status
 

@@ -181,8 +181,8 @@ def test_distribution_containerd_is_restarted_by_the_distribution(manager, unit,
 
 def test_each_docker_is_restarted_by_its_own_service_manager(tmp_path):
     system = Daemon("docker", None, (27, 3), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
-    snap = replace(system, config_path="/var/snap/docker/2893/config/daemon.json", manager="snap")
-    own = replace(system, config_path="/home/anna/.config/docker/daemon.json", user="anna")
+    snap = system._replace(config_path="/var/snap/docker/2893/config/daemon.json", manager="snap")
+    own = system._replace(config_path="/home/anna/.config/docker/daemon.json", user="anna")
     assert docker_fixes.restart_docker(system, "reload") == "systemctl reload docker"
     assert docker_fixes.restart_docker(snap, "reload") == "snap restart docker"
     assert docker_fixes.restart_docker(own) == "systemctl --user restart docker"

@@ -251,14 +251,13 @@ def test_persistence_daemon_is_installed_from_the_drivers_source(name, change, i
 
 
 def test_gpu_on_which_nvml_hangs_is_reported(tmp_path, monkeypatch):
-    from dataclasses import replace
 
     from gpunode.gpu import probe
 
     whole = probe.probe
 
     def stops(*given, **named):
-        return replace(whole(*given, **named), untold="NVML did not answer: the condition of GPU 3")
+        return whole(*given, **named)._replace(untold="NVML did not answer: the condition of GPU 3")
 
     monkeypatch.setattr(probe, "probe", stops)
     found = judged("healthy-h100", lambda _: None, tmp_path, "nvml-hang")

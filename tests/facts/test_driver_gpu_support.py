@@ -9,13 +9,7 @@ from tests.required import required
 
 
 def gpu(device_id, driver=None):
-    found = PciGpu.__new__(PciGpu)
-    for name in PciGpu.__dataclass_fields__:
-        object.__setattr__(found, name, None)
-    object.__setattr__(found, "address", "0000:01:00.0")
-    object.__setattr__(found, "device_id", device_id)
-    object.__setattr__(found, "driver", driver)
-    return found
+    return PciGpu(address="0000:01:00.0", device_id=device_id, driver=driver, numa=None)
 
 
 @pytest.mark.parametrize(

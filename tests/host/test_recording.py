@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gpunode.gpu import model, nvml, nvml_health
 from gpunode.host import Host, recording
 from gpunode.host.recording import parse_recording
 from gpunode.mig import model as mig_model
-from gpunode.output.typed import camel
+from gpunode.output.typed import json_fields
 from tests.cli import gpunode
 
 MACHINES = (
@@ -154,4 +153,4 @@ def test_command_line_names_the_wrong_key(
 def test_every_field_that_is_recorded_has_a_type(kind: Any, shape: dict[str, Any]) -> None:
     known = {key.removesuffix("!") for key in shape}
     identity = {"index", "uuid", "pci"} if kind is nvml_health.Condition else set()
-    assert {camel(one.name) for one in fields(kind)} - identity == known
+    assert set(json_fields(kind)) - identity == known

@@ -1,7 +1,6 @@
 """Files of several versions with real containerds: settings called ignored are not effective."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -84,7 +83,7 @@ def test_ignored_settings_are_not_reported_as_effective(case, source):
         daemon = required(find_containerd(Host(), str(engine.config)))
         node = Node(Host())
         node.__dict__.update(
-            {"kubelet": None, "docker": None, "containerd": replace(daemon, version=release)}
+            {"kubelet": None, "docker": None, "containerd": daemon._replace(version=release)}
         )
         verdict = BY_ID["containerd-config-version"].run(node)
         if release < (2,) and second and verdict.status is FindingStatus.PASS and not whole:

@@ -359,7 +359,7 @@ def test_gpu_listed_with_an_error_does_not_recover_by_a_reading() -> None:
     node = Node().reads(error="unknown error (NVML 999)")
     bad = inventory(4)
     node.checker.seen(
-        replace(bad, gpus=(*bad.gpus[:1], replace(bad.gpus[1], error="odd"), *bad.gpus[2:])), NOW
+        bad._replace(gpus=(*bad.gpus[:1], replace(bad.gpus[1], error="odd"), *bad.gpus[2:])), NOW
     )
     assert node.reads(error="").later(100).why() == "lost"
 
@@ -381,7 +381,7 @@ def test_gpu_that_disappeared_and_returned_was_reset() -> None:
     node.checker.seen(inventory(1), node.now)  # the ledger would list the others with an error
     lost = inventory(4)
     gone = (lost.gpus[0], replace(lost.gpus[1], error="lost", error_code=GPU_IS_LOST), *lost.gpus[2:])
-    node.checker.seen(replace(lost, gpus=gone), node.now)
+    node.checker.seen(lost._replace(gpus=gone), node.now)
     for _ in range(2):
         node.later(5)
         node.checker.seen(lost, node.now)

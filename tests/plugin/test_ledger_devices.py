@@ -63,13 +63,13 @@ class Node:
 
 def without(count: int, *indices: int) -> Inventory:
     full = inventory(count)
-    return replace(full, gpus=tuple(item for item in full.gpus if item.index not in indices))
+    return full._replace(gpus=tuple(item for item in full.gpus if item.index not in indices))
 
 
 def broken(count: int, index: int, reason: str = LOST) -> Inventory:
     full = inventory(count)
-    return replace(
-        full, gpus=tuple(replace(item, error=reason * (item.index == index)) for item in full.gpus)
+    return full._replace(
+        gpus=tuple(replace(item, error=reason * (item.index == index)) for item in full.gpus)
     )
 
 

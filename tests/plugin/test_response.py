@@ -210,7 +210,7 @@ def test_request_for_nothing_is_invalid(four):
 )
 def test_unhealthy_device_is_refused_with_the_reason_and_the_fix(four, mend, hint):
     problem = Problem("xid-79", "XID 79: the GPU has fallen off the bus", mend=mend)
-    devices = [replace(one, problem=problem if one.unit.index == "1" else None) for one in four.devices]
+    devices = [one._replace(problem=problem if one.unit.index == "1" else None) for one in four.devices]
     error = refused(snapshot(replace(four.resource, devices=tuple(devices))), [uuid(0), uuid(1)])
     assert error.code == "unhealthy"
     assert error.message.startswith(f"device {uuid(1)} is unhealthy: XID 79: the GPU has fallen off the bus")

@@ -258,7 +258,7 @@ def test_excluded_gpu_is_retried_once_no_process_is_stuck_in_it(tmp_path: Path) 
         assert eventually(lambda: bool(node.sink.of("seen")))
         assert node.watch._stuck == [], "stuck children of an excluded GPU block no other"
         given_up = node.watch._given_up[("gpu", 2)]
-        node.watch._given_up[("gpu", 2)] = replace(given_up, until=0.0)
+        node.watch._given_up[("gpu", 2)] = given_up._replace(until=0.0)
         assert not eventually(lambda: len(node.started) > 3, 0.3)
         for _, child in node.started:
             child.stuck = False

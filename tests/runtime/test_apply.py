@@ -377,7 +377,7 @@ def test_restart_command_is_used_only_for_the_named_engine(
 ) -> None:
     """A killed run of another engine is recovered with the command in its entry."""
     host = Host()
-    crio = FakeEngine(host, [BEFORE], dataclasses.replace(DAEMON, config_path=named))
+    crio = FakeEngine(host, [BEFORE], DAEMON._replace(config_path=named))
     used: list[str] = []
 
     def engines(_host: Host, _request: Request) -> tuple[FakeEngine, ...]:

@@ -32,7 +32,7 @@ def drifts_of(
 
 def test_equal_state_has_no_drift() -> None:
     assert drifts_of(FILES, ACTIVE) == []
-    assert drifts_of(replace(FILES, default=""), ACTIVE) == []
+    assert drifts_of(FILES._replace(default=""), ACTIVE) == []
 
 
 def test_handler_not_yet_read_by_the_daemon_is_pending() -> None:
@@ -41,7 +41,7 @@ def test_handler_not_yet_read_by_the_daemon_is_pending() -> None:
 
 
 def test_handler_in_no_file_disappears_at_the_next_restart() -> None:
-    assert drifts_of(replace(FILES, handlers=()), ACTIVE) == [("not-in-file", "nvidia", "restart it")]
+    assert drifts_of(FILES._replace(handlers=()), ACTIVE) == [("not-in-file", "nvidia", "restart it")]
 
 
 def test_builtin_handlers_of_an_engine_are_not_drift() -> None:
@@ -70,7 +70,7 @@ def test_different_program_and_default_are_reported() -> None:
 def test_without_a_default_in_the_file_the_engines_own_applies(
     which: Daemon, default: str, kinds: list[str]
 ) -> None:
-    files, active = replace(FILES, default=""), replace(ACTIVE, default=default)
+    files, active = FILES._replace(default=""), replace(ACTIVE, default=default)
     assert [kind for kind, _, _ in drifts_of(files, active, which)] == kinds
 
 
@@ -78,15 +78,15 @@ def test_without_a_default_in_the_file_the_engines_own_applies(
     ("in_file", "running", "kinds"), [(True, False, 1), (False, True, 1), (None, True, 0)]
 )
 def test_inactive_cdi_needs_a_restart(in_file: bool | None, running: bool, kinds: int) -> None:
-    drifts = drifts_of(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=running))
+    drifts = drifts_of(FILES._replace(cdi=in_file), replace(ACTIVE, cdi=running))
     assert drifts == [("other-cdi", "CDI", "restart it")] * kinds
-    assert drifts_of(replace(FILES, cdi=in_file), replace(ACTIVE, cdi=None)) == []
+    assert drifts_of(FILES._replace(cdi=in_file), replace(ACTIVE, cdi=None)) == []
 
 
 def test_shadowing_copy_is_reported_even_for_a_stopped_daemon() -> None:
     copy = GeneratedCopy((("sandbox_image",),), (("cni", "bin_dir"),), {"nvidia": PATH}, "", False)
     drop_in = ConfigFile("/etc/conf.d/99-nvidia.toml", "drop-in", "", copy=copy)
-    files = replace(FILES, files=(*FILES.files, drop_in))
+    files = FILES._replace(files=(*FILES.files, drop_in))
     fix = "gpunode configure-runtime --runtime containerd --replace"
     assert drifts_of(files, None) == [("shadowed", "sandbox_image", fix)]
     old = daemon(version=(1, 7, 24))
@@ -95,10 +95,10 @@ def test_shadowing_copy_is_reported_even_for_a_stopped_daemon() -> None:
 
 
 def test_unparsable_files_are_not_compared() -> None:
-    assert drifts_of(replace(FILES, handlers=(), problem="broken"), ACTIVE) == []
+    assert drifts_of(FILES._replace(handlers=(), problem="broken"), ACTIVE) == []
 
 
 def test_required_restart_is_the_only_fix() -> None:
     running = replace(ACTIVE, default="runc", handlers=(*ACTIVE.handlers, "left-over"))
-    fixes = {one.fix for one in drift(daemon(), replace(FILES, default="nvidia"), running, REMEDIES)}
+    fixes = {one.fix for one in drift(daemon(), FILES._replace(default="nvidia"), running, REMEDIES)}
     assert fixes == {"restart it"}

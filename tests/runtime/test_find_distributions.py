@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -288,7 +288,7 @@ def test_value_of_another_type_in_a_k0s_drop_in_is_named(node: Node, text: str) 
 def test_stopped_k0s_applies_a_drop_in_when_it_starts(node: Node) -> None:
     engine = k0s(node, "# k0s_managed=true\nversion = 3\n")
     assert isinstance(engine, K0sEngine)
-    stopped = dataclasses.replace(engine, daemon=dataclasses.replace(engine.daemon, process=None))
+    stopped = replace(engine, daemon=engine.daemon._replace(process=None))
     assert stopped.plan(NVIDIA, None).verb == "none"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +51,7 @@ def test_user_unit_needs_the_users_systemd(tmp_path: Path, running: bool) -> Non
 def test_every_failure_names_the_log() -> None:
     daemon = Daemon("containerd", None, (2, 1), "/etc/containerd/config.toml", "test", "/none", None)
     host = Host()
-    for found, said in ((daemon, "log of containerd"), (replace(daemon, log="/var/log/x"), "/var/log/x")):
+    for found, said in ((daemon, "log of containerd"), (daemon._replace(log="/var/log/x"), "/var/log/x")):
         failing = Restarter(host, found, lambda: None, "false")
         with pytest.raises(DaemonError, match="failed with status 1") as caught:
             failing.perform("restart")

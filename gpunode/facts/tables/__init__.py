@@ -8,10 +8,9 @@ no version may be called up to date because of a table.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 OLD_DAYS = 180
 """Beyond this age people are told that newer bulletins aren't known."""
@@ -20,8 +19,7 @@ _HERE = Path(__file__).parent
 _DAY_SECONDS = 86400
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """One file. `date` is ``YYYY-MM-DD``; `rows` are as in the file: objects, or what its ``about`` says."""
 
     name: str

@@ -6,7 +6,7 @@ documentation all come from `OPTIONS`. Defaults are those of `plugin.config.sett
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PREFIX = "GPUNODE_PLUGIN_SERVE_"
 LABELS_PREFIX = "GPUNODE_LABELS_"
@@ -26,8 +26,7 @@ HOOKS = (
 )
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """The flag is named after `field`, unless `names` has other flags, the usual one first. `kind` is one of
     those in values.py; `key` is the dotted path in the config file, empty for none.
 

@@ -6,8 +6,9 @@ Field names follow NVIDIA's flags; docs/device-plugin.md lists flag, variable an
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from gpunode.host import PLUGIN_STATE
 
@@ -24,8 +25,7 @@ ALL_XIDS = -1
 """Stands for every XID in `HealthSettings`."""
 
 
-@dataclass(frozen=True)
-class NameRule:
+class NameRule(NamedTuple):
     """Units with a product name (`kind` gpu) or profile (`kind` mig) that matches get this resource name.
 
     Only ``*`` is special in `pattern`. Rules are tried in order; the first match wins.
@@ -36,8 +36,7 @@ class NameRule:
     name: str
 
 
-@dataclass(frozen=True)
-class SharedResource:
+class SharedResource(NamedTuple):
     """One entry of a sharing section: which units of a resource are shared, how often, under which name.
 
     `devices` None is all of them; a number is that many, the first ones by index; else selectors, see
@@ -50,8 +49,7 @@ class SharedResource:
     devices: int | tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """`strategy` is time-slicing or mps."""
 
     strategy: str
@@ -60,8 +58,7 @@ class Sharing:
     fail_requests_greater_than_one: bool = False
 
 
-@dataclass(frozen=True)
-class HealthSettings:
+class HealthSettings(NamedTuple):
     """Which events count. Numbers are XIDs; `ALL_XIDS` in a set means all of them.
 
     An XID in `enabled` always counts; one in `disabled` doesn't; the others follow their class in
@@ -74,8 +71,7 @@ class HealthSettings:
     poll_seconds: float = 10.0
 
 
-@dataclass(frozen=True)
-class LabelSettings:
+class LabelSettings(NamedTuple):
     """The node's labels; see labels/. Names are those of GPU feature discovery's flags.
 
     `to` are sinks: stdout, file, node-feature, node; if empty, other options decide. `sleep_seconds` may be
@@ -139,8 +135,8 @@ class Settings:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     sharing: Sharing | None = None
-    health: HealthSettings = field(default_factory=HealthSettings)
-    labels: LabelSettings = field(default_factory=LabelSettings)
+    health: HealthSettings = HealthSettings()
+    labels: LabelSettings = LabelSettings()
     simulate: str = ""
     log_format: str = "text"  # json
     listen: str = ""  # HOST:PORT of /metrics, /healthz and /readyz; empty: none

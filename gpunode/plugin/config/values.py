@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.output.result import ErrorInfo, ExitCode
@@ -200,8 +199,7 @@ _KINDS: dict[str, Callable[[str], Any]] = {
 # All problems of a configuration at once, each with its location.
 
 
-@dataclass(frozen=True)
-class ConfigProblem:
+class ConfigProblem(NamedTuple):
     """`where` is FILE:LINE, a flag or a variable; `key` the config key, empty outside of a file."""
 
     where: str

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpunode.gpu.amd import (
     DRIVER,
@@ -52,8 +53,7 @@ class Card:
     firmware: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Driver:
+class Driver(NamedTuple):
     """Values of the first GPU that reports them: the driver's version and that of its source, empty for the
     kernel's own, and whether the GPU's compute units and its memory can be divided."""
 

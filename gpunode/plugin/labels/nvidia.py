@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 from gpunode.cdi.nodes import NodeFacts
 from gpunode.errors import GpunodeError
@@ -41,16 +41,14 @@ _SPLIT = {7: (5, "volta", "turing"), 8: (9, "ampere", "ada-lovelace")}
 """Families that share a major number: the minor number from which on it is the second."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A MIG device with its GPU."""
 
     gpu: Gpu
     mig: MigDevice
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """How units are shared: number of devices of each, strategy, and whether under another name."""
 
     replicas: int
@@ -358,7 +356,7 @@ def tegra_inventory(host: Host, seconds: float) -> tuple[Inventory | None, str]:
             child.end()
         if "error" in document:
             return None, str(document["error"]["message"])
-        return replace(inventory_from_json(document["inventory"]), driver_version=UNKNOWN_DRIVER), ""
+        return inventory_from_json(document["inventory"])._replace(driver_version=UNKNOWN_DRIVER), ""
     except ChildFailure as error:
         return None, str(error)
     except (ValueError, KeyError, TypeError) as error:

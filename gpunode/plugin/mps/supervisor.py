@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from threading import Event, Thread, main_thread
 
 from gpunode.errors import DaemonError, GpunodeError
@@ -266,7 +265,7 @@ class Keeper(DaemonThread):
         log: Log,
         after: Sequence[DaemonThread] = (),
     ) -> None:
-        super().__init__(host, settings, spec, replace(NOT_YET, since=host.now()))
+        super().__init__(host, settings, spec, NOT_YET._replace(since=host.now()))
         # at exit the interpreter waits for it, so that no GPU stays in MPS's compute mode
         self._thread.daemon = False
         self._desired = spec

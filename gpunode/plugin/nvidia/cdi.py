@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import NamedTuple
 
 from gpunode.cdi.build import INDEX, UUID, Form, build, feature_nodes, feature_spec, gds_mounts
 from gpunode.cdi.driver_files import SOCKETS, DriverFiles, daemon_sockets, read_driver_files
@@ -80,7 +81,7 @@ def _advertised(inventory: Inventory, units: Mapping[str, Unit]) -> Inventory:
 
     A GPU that can't be read now stays described as far as it is known, for containers that have it.
     """
-    return replace(inventory, gpus=tuple(_parts(inventory.gpus, units)))
+    return inventory._replace(gpus=tuple(_parts(inventory.gpus, units)))
 
 
 def _parts(gpus: tuple[Gpu, ...], units: Mapping[str, Unit]) -> Iterator[Gpu]:
@@ -204,8 +205,7 @@ _LD_CACHE = "/etc/ld.so.cache"
 _WATCHED = ("/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband")
 
 
-@dataclass(frozen=True)
-class _SpecSource:
+class _SpecSource(NamedTuple):
     settings: Settings
     inventory: Inventory
     plan: Plan

@@ -6,7 +6,7 @@ node has one device. gpunode writes no CDI specification for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.cdi.nodes import MIG_MINORS, NodeFacts, mig_minors
 from gpunode.errors import ConfigError
@@ -62,8 +62,7 @@ CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/n
 NEEDED = CONTROL[:2]  # without these no container can use CUDA
 
 
-@dataclass(frozen=True)
-class Roots:
+class Roots(NamedTuple):
     """The driver's root and that of its device files: their path on the node, and where this process sees
     them.
 
@@ -81,8 +80,7 @@ class Roots:
         return self.driver != self.driver_here
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """`facts` hold MIG's capabilities and the numbers of device files; `common` is what containers share."""
 
     roots: Roots

@@ -7,7 +7,8 @@ every node are an error.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpunode.cdi.nodes import NodeFacts, gpu_node, mig_nodes
 from gpunode.errors import ConfigError
@@ -76,8 +77,7 @@ def mps_refusal(settings: Settings, cuda_version: str, cut_gpus: Container[str])
 GPU, MIG = "gpu", "mig"
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A unit that may be advertised. `sound` is false if its GPU can't be read now.
 
     `missing` are device files of it that are unknown. `cut` is a whole GPU in MIG mode.
@@ -265,7 +265,7 @@ def _with_problem(settings: Settings, candidate: Candidate, problem: Problem | N
     if problem is None and settings.pass_device_specs and candidate.missing and candidate.sound:
         reason = f"pass-device-specs is on and {candidate.missing}"
         problem = Problem("device-nodes", f"{reason}: nvidia-smi makes device files")
-    return replace(candidate, problem=problem)
+    return candidate._replace(problem=problem)
 
 
 def _selected(settings: Settings, candidates: Sequence[Candidate], notes: Notes) -> list[Candidate]:

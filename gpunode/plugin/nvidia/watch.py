@@ -16,9 +16,8 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from threading import Event, Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.gpu.child import (
     EVENTS,
@@ -134,8 +133,7 @@ _CHECK_SECONDS = 5.0  # how often `stopped` is called while no line arrives and 
 _FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a watcher ended. `kind`: stopped (by us), again, error (reported by NVML), hung, crashed.
 
     `question` is the query that NVML has not answered, and `waiting` the wait for events, if it was in one.
@@ -151,14 +149,14 @@ class Outcome:
         if self.kind != "crashed":
             return self
         if code is not None and -code in _FATAL:
-            outcome = replace(self, question=self.question or self.waiting)
+            outcome = self._replace(question=self.question or self.waiting)
             return outcome.because(f"NVML crashed the process that queried it ({signal_name(code)})")
         ended = f"was ended by {signal_name(code)}" if code and code < 0 else f"ended with status {code}"
-        return replace(self, question=None, reason=self.reason or f"the NVML process {ended}")
+        return self._replace(question=None, reason=self.reason or f"the NVML process {ended}")
 
     def because(self, reason: str) -> Outcome:
         """The end with this reason and the query."""
-        return replace(self, reason=f"{reason}: {self.question}" if self.question else reason)
+        return self._replace(reason=f"{reason}: {self.question}" if self.question else reason)
 
 
 class ChildReader:
@@ -251,7 +249,7 @@ class ChildReader:
             return Outcome("again", str(document["again"]))
         elif "stuck" in document:
             stuck = self._end("hung", "")
-            outcome = replace(stuck, question=stuck.question or stuck.waiting)
+            outcome = stuck._replace(question=stuck.question or stuck.waiting)
             return outcome.because(str(document["stuck"]))
         return None
 
@@ -326,8 +324,7 @@ Topic = tuple[str, int | None]
 """GPU, LINKS or EVENTS of the GPU with this index; of all GPUs with None."""
 
 
-@dataclass(frozen=True)
-class _GivenUp:
+class _GivenUp(NamedTuple):
     """Until when, and the children that are still stuck in that query."""
 
     until: float

@@ -518,7 +518,7 @@ def on_machine(inventory: Inventory, host: Host) -> Inventory:
         node: real[place * min(len(real), len(simulated)) // len(simulated)]
         for place, node in enumerate(simulated)
     }
-    return replace(inventory, gpus=tuple(replace(gpu, numa=nodes.get(gpu.numa)) for gpu in inventory.gpus))
+    return inventory._replace(gpus=tuple(replace(gpu, numa=nodes.get(gpu.numa)) for gpu in inventory.gpus))
 
 
 def _check_instance(slot: Slot, fault: Fault) -> None:

@@ -332,7 +332,7 @@ def test_unusual_driver_versions_still_give_labels() -> None:
 
 def test_impossible_sharing_section_is_an_error() -> None:
     double = Sharing("time-slicing", (SharedResource("nvidia.com/gpu", 2, "a.com/x", ("0",)),) * 1)
-    both = replace(double, resources=(*double.resources, SharedResource("nvidia.com/gpu", 3, "", ("0",))))
+    both = double._replace(resources=(*double.resources, SharedResource("nvidia.com/gpu", 3, "", ("0",))))
     with pytest.raises(ConfigError, match="shared by two entries"):
         labels(T4.gpu(0), sharing=both)
 

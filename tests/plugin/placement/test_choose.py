@@ -75,7 +75,7 @@ def test_without_link_data_numa_and_index_decide() -> None:
 def test_unhealthy_devices_are_skipped() -> None:
     snapshot = MACHINES["pcie"].snapshot()
     sick = tuple(
-        replace(device, problem=Problem("lost", "lost")) if device.unit.index == "0" else device
+        device._replace(problem=Problem("lost", "lost")) if device.unit.index == "0" else device
         for device in snapshot.devices
     )
     example_request = Snapshot(2, replace(snapshot.resource, devices=sick))

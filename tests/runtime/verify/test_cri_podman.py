@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ def test_failure_of_podman_is_not_a_failure_of_the_program(code: int) -> None:
 
 
 def test_timed_out_run_names_its_limit() -> None:
-    late = replace(ended(-9, ""), timed_out=True)
+    late = ended(-9, "")._replace(timed_out=True)
     with pytest.raises(DaemonError, match="within 60 s"):
         podman._refuse_failure(Host(), REQUEST, BY_HANDLER, late)
 
