@@ -22,9 +22,9 @@ _SECTIONS = {
     "Fix options": "--fix --apply --allow",
     "Kubernetes options": "--kubernetes --plugin --test-image --wait --node --node-name --pod-name"
     " --namespace --resource --runtime-class --kubeconfig --context --server --kubelet-socket --registration"
-    " --pod-resources-socket --kube-api-qps --kube-api-burst --use-node-feature-api --label --plugin-image",
+    " --pod-resources-socket --kube-api-qps --kube-api-burst --use-node-feature-api",
     "Engine options": "--config --drop-in-config --socket --restart-command --no-restart --no-verify"
-    " --replace --also --nvidia-runtime-name --nvidia-runtime-path --engine",
+    " --replace --also --nvidia-runtime-name --nvidia-runtime-path",
     "Device options": "--vendor --include --exclude --resource-name --resource-naming-strategy --mig-strategy"
     " --shared-devices-allocation-policy --device-discovery-strategy --pass-device-specs"
     " --device-list-strategy --device-id-strategy --gdrcopy-enabled --gds-enabled --mofed-enabled"
@@ -36,7 +36,7 @@ _SECTIONS = {
 }
 _HEADING = {flag: heading for heading, flags in _SECTIONS.items() for flag in flags.split()}
 ONE_SHOT = (
-    *("dry_run", "yes", "apply", "fix", "compare", "explain", "exit_code", "force", "list", "version"),
+    *("dry_run", "yes", "apply", "fix", "compare", "explain", "exit_code", "force", "version"),
     *("help", "plan", "upgrade", "create"),
 )
 """Names of options that mean one run: no variable sets them."""
