@@ -1,5 +1,4 @@
-"""Access to the machine: the only module that runs processes, writes files, opens daemon sockets or reads the
-clock.
+"""Access to the machine: the only package that runs processes, writes files and opens daemon sockets.
 
 Every path is absolute *on the node* and is joined to `Host.root`, symlinks included, so a recorded machine, a
 mounted host and a test's tmp_path are the same thing. With a root other than ``/`` nothing live is contacted:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 OLD_DAYS = 180
-"""Beyond this age people are told that newer bulletins aren't known."""
+"""Beyond this age reports say that newer bulletins aren't known."""
 
 _HERE = Path(__file__).parent
 _DAY_SECONDS = 86400
