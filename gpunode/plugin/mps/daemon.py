@@ -17,6 +17,7 @@ from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES
 from gpunode.host import Host
 from gpunode.host.files import empty_file, read_from
 from gpunode.host.process import Completed, Daemon, start_daemon
+from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log, Rarely
 from gpunode.plugin.mps.compute_mode import FILE as MODES_FILE
@@ -301,9 +302,8 @@ def start(host: Host, program: str, spec: DaemonSpec) -> Daemon:
 def left_behind(host: Host, spec: DaemonSpec) -> Identity | None:
     """The daemon of this directory that an earlier process started and that still runs."""
     try:
-        read = json.loads(host.read_text(f"{spec.directory}/{FILE}") or "{}")
-        identity = Identity(int(read["pid"]), int(read["started"]), read["program"], tuple(read["gpus"]))
-    except (ValueError, KeyError, TypeError, GpunodeError):
+        identity = from_plain(Identity, json.loads(host.read_text(f"{spec.directory}/{FILE}") or "{}"))
+    except (ValueError, GpunodeError):
         return None
     return identity if identity.alive(host) else None
 
