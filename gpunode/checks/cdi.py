@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.cdi.versions import reads, text
 from gpunode.checks import fixes
@@ -43,8 +43,7 @@ from gpunode.output.typed import as_strings
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-runtime")
 
 
-@dataclass(frozen=True)
-class Reader:
+class Reader(NamedTuple):
     """An engine in use with CDI enabled. `needs`: it can add GPUs only through CDI."""
 
     name: str

@@ -444,7 +444,7 @@ def driver_too_old(node: Node) -> Verdict:
         return fail(f"driver {version} is older than 384.81", evidence, fix=fix, why=why)
     verdict = _judge(node, driver.TOO_NEW, "a driver of branch {0.min} or newer")
     if verdict is not None:
-        return replace(verdict, why="A driver doesn't support GPUs that are newer than itself.")
+        return verdict._replace(why="A driver doesn't support GPUs that are newer than itself.")
     return ok(f"driver {version} is new enough", evidence)
 
 
@@ -520,7 +520,7 @@ def kmod_flavour(node: Node) -> Verdict:
     kind = "open" if node.module_open else "proprietary"
     verdict = _judge(node, driver.FLAVOUR, "the {0.module} kernel module")
     if verdict is not None:
-        return replace(verdict, why=_ONLY_PROPRIETARY if node.module_open else _ONLY_OPEN)
+        return verdict._replace(why=_ONLY_PROPRIETARY if node.module_open else _ONLY_OPEN)
     return ok(f"the {kind} kernel module supports these GPUs")
 
 

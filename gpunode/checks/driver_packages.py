@@ -59,11 +59,14 @@ SHOW_MODPROBE = fixes.look(
 )
 
 _RHEL_FIRMWARE = "nvidia-kmod-common"
-REINSTALL_FIRMWARE = replace(
+REINSTALL_FIRMWARE = (
     fixes.package_fix(
         "reinstall", ("firmware-nvidia-gsp", _RHEL_FIRMWARE, "kernel-firmware-nvidia-gspx-G06"), _GUIDE
-    ).then_reboot(),
-    other=Fix(_GUIDE, disruptive="reboot"),
+    )
+    .then_reboot()
+    ._replace(
+        other=Fix(_GUIDE, disruptive="reboot"),
+    )
 )
 
 _KEEP = "/etc/apt/apt.conf.d/52keep-nvidia-driver"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon
@@ -11,8 +12,7 @@ from gpunode.facts.node import Node
 from gpunode.output.typed import INTERNAL, StrEnum
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step of a fix: a program without a shell, or a file or a link.
 
     Either `argv`, or `path` with `content` (the whole file) or `link` (the symlink's target). `disruptive` as
@@ -69,8 +69,7 @@ class Fix:
         return replace(self, command=whole, before_reboot=self.command, disruptive="reboot")
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What was seen: `source` is a path or a command, `line` is 1-based or None."""
 
     source: str

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from gpunode.checks import finding as effects
 from gpunode.checks.finding import Finding, FindingStatus, Fix, Step
@@ -32,8 +32,7 @@ _SHOWN = 100  # characters of a line
 FAMILIES = ("debian", "rhel", "suse", "other")
 
 
-@dataclass(frozen=True)
-class FixByFamily:
+class FixByFamily(NamedTuple):
     """One command per family; `other` is for unknown distributions."""
 
     debian: Fix
@@ -390,8 +389,7 @@ _SHELL = set("|&;<>$`*?'\"{}()[]\\~#")
 _WORSE = ("none", "restart", "drain", "reboot")
 
 
-@dataclass(frozen=True)
-class PlannedFix:
+class PlannedFix(NamedTuple):
     """The fix of one finding.
 
     `disruptive`, the worst of its steps, and `look` are as in `Fix`. `way` is safe (--apply carries out what

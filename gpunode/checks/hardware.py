@@ -257,7 +257,7 @@ def kernel_argument(words: str) -> FixByFamily:
         f"echo '{line}' >> /etc/default/grub && grub2-mkconfig -o /boot/grub2/grub.cfg",
         guide,
     ).then_reboot()
-    return replace(by_family, other=Fix(guide, disruptive="reboot"))
+    return by_family._replace(other=Fix(guide, disruptive="reboot"))
 
 
 FIRMWARE_SETUP = Fix(

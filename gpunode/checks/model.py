@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial, wraps
+from typing import NamedTuple
 
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.fixes import FixByFamily, syntax
@@ -41,8 +42,7 @@ _LONGEST = 2000
 _POSITION = re.compile(r"(?P<path>/[^:]*):(?P<line>\d+):(?:(?P<column>\d+):)? (?P<reason>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Result of one check.
 
     `fix` replaces the check's own if the facts allow a more specific one. A `note` has passed, but is

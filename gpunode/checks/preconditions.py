@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
@@ -51,8 +52,7 @@ _MODULES = {
 _LOADABLE = ("gentoo",)  # where the module that this installs can be loaded without a reboot
 
 
-@dataclass(frozen=True)
-class Precondition:
+class Precondition(NamedTuple):
     """Fixes with a command that matches `commands` are offered if `holds` is true of it; otherwise `instead`
     returns the alternative to the fix."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Finding, FindingStatus, Fix
@@ -28,8 +28,7 @@ from gpunode.output.result import Block, Cell, Style, Table, Text, many, undecid
 _ALIKE = 3  # as many lines that differ in one part of their path are merged
 
 
-@dataclass(frozen=True)
-class TableAge:
+class TableAge(NamedTuple):
     """A reference table that checks judge by."""
 
     name: str
@@ -252,8 +251,7 @@ def _blockers(identifier: str) -> frozenset[str]:
     return frozenset(direct).union(*(_blockers(blocker) for blocker in direct))
 
 
-@dataclass(frozen=True)
-class Headline:
+class Headline(NamedTuple):
     """The verdict in a few words; `status` is fail, warn or ok."""
 
     text: str
@@ -499,8 +497,7 @@ def _reboot(node: NodeSummary, findings: tuple[Finding, ...]) -> Iterator[Block]
         yield Text(f"  A reboot ends {node.reboot_ends}", Style.DIM)
 
 
-@dataclass(frozen=True)
-class NextStep:
+class NextStep(NamedTuple):
     """One step of the first fix: a `command`, or the id of another `finding` to fix at this point.
 
     `effect` is what the command disrupts or where it runs; `change` and `note` are those of its fix.
@@ -616,8 +613,7 @@ def _at_once(read: Callable[[], Any]) -> Any:
     return read()
 
 
-@dataclass(frozen=True)
-class EngineSummary:
+class EngineSummary(NamedTuple):
     """An engine that was found. `running` is null for podman, which has no daemon."""
 
     name: str
@@ -627,8 +623,7 @@ class EngineSummary:
     socket: str
 
 
-@dataclass(frozen=True)
-class GpuSummary:
+class GpuSummary(NamedTuple):
     """A GPU on the bus; `name` and `uuid` are empty unless NVML was queried."""
 
     pci: str
@@ -639,8 +634,7 @@ class GpuSummary:
     uuid: str
 
 
-@dataclass(frozen=True)
-class NodeSummary:
+class NodeSummary(NamedTuple):
     """The node; what can't be read is empty or null. `kubernetes`: whether a kubelet was found.
     `reboot_ends` is the running work that a reboot ends, as far as checks have read it."""
 

@@ -225,7 +225,7 @@ def _finding(
         severity="info" if verdict.note else severity,
         summary=without_secrets(one_line(verdict.summary)),
         evidence=tuple(
-            replace(evidence, value=without_secrets(evidence.value)) for evidence in verdict.evidence
+            evidence._replace(value=without_secrets(evidence.value)) for evidence in verdict.evidence
         ),
         why=verdict.why or check.why if bad or verdict.note else "",
         fixes=(verdict.fix,) if verdict.note and verdict.fix else fixes,

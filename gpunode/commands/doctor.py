@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -83,8 +83,7 @@ class Selected:
     preflight: str
 
 
-@dataclass(frozen=True)
-class DoctorReport:
+class DoctorReport(NamedTuple):
     """`data` of the envelope: the node, and one finding per check.
 
     `first` is the id to fix first, `steps` are all steps of that fix, empty if nothing can be fixed here;

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gpunode.daemons.cri import Cri
 from gpunode.daemons.proto import cri_pb2 as pb
@@ -45,8 +45,7 @@ class Pod:
         return {"gpunode.token": self.token}
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """How a container ended."""
 
     code: int
