@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.machines import machine, options, recorded_host
 from gpunode.checks import containerd, crio, docker, fixes
+from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.finding import Evidence, Fix, effect_of
 from gpunode.checks.fixes import POWER_OFF
 from gpunode.checks.platform import RESTART_WSL
@@ -37,6 +38,7 @@ from tests.silent import SilentProgress
         (fixes.RESTART_PLUGIN_POD, "restarts the device plugin: "),
         (fixes.set_plugin_variable("MIG_STRATEGY=mixed"), "restarts the device plugin on all nodes"),
         (RESTART_WSL, "ends everything that runs in WSL"),
+        (BY_ID["wsl2"].fix_for("other"), "ends everything that runs in WSL"),
         (Fix("something else", disruptive="restart"), "restarts a daemon"),
         (Fix("something", disruptive="drain"), "stops GPU work"),
         (POWER_OFF, "powers the node off"),

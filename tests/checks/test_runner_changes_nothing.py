@@ -65,7 +65,8 @@ def test_doctor_leaves_the_machine_unchanged(name, tmp_path):
     host = recorded_host(name, tmp_path / "machine")
     before = state(host.root)
     doctor.run(host, SilentProgress())
-    gpunode("--root", str(host.root), "doctor", "--fix")
+    planned = gpunode("--root", str(host.root), "doctor", "--fix", "-o", "json")
+    assert planned.code in (0, 1) and planned.document["kind"] == "DoctorFixes", planned.err
     explain.run("dev-nodes-missing")
     assert state(host.root) == before
 
