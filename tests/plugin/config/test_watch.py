@@ -9,9 +9,14 @@ from threading import Event
 import pytest
 
 from gpunode.errors import ConfigError
+from gpunode.host import Host
+from gpunode.plugin.config.resolve import Sources
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
+from gpunode.plugin.serve import PluginService
 from tests.plugin.config.resolving import sources
+from tests.plugin.fakes import FakeBackend, FakeChecker
+from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import AtOnce, MemoryLog, eventually
 
 GOOD = "version: v1\nflags: {migStrategy: single}\n"
@@ -54,7 +59,8 @@ class Watched:
         """As the link thread runs it, four times a second."""
         for _ in range(int(seconds * 4)):
             self.now += 0.25
-            self.watch.tick(self.now)
+            wait = self.watch.tick(self.now)
+            assert wait is None or wait >= 0.0
 
 
 @pytest.fixture
@@ -218,3 +224,36 @@ def test_slow_work_does_not_block_the_main_loop(file: Path) -> None:
 
     assert eventually(taken)
     assert owner.settings.mig_strategy == "single"
+
+
+def test_write_of_the_file_gives_the_service_its_next_turn(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No turn comes without an event, so that the write is noticed at once or not at all."""
+    monkeypatch.setattr("gpunode.plugin.serve._CALM_SECONDS", 3600.0)
+    (short / "etc").mkdir()
+    file, host = short / "etc/plugin.yaml", Host(short, {})
+    file.write_text(GOOD)
+    source = Sources(host, {"config_file": ["/etc/plugin.yaml"], "registration": ["watcher"]})
+    resolved = source.resolve()
+    log, backend = MemoryLog(), FakeBackend({"nvidia.com/gpu": 2})
+    service = PluginService(host, resolved.valid_settings(), log, backend, FakeChecker())
+    service.parts.append(ConfigWatch(service.ledger, log, backend.hurry, source, Hangup(), resolved.content))
+    patience, waits = service._patience, list[float]()
+
+    def recorded(notified: bool) -> float:
+        waits.append(patience(notified))
+        return waits[-1]
+
+    monkeypatch.setattr(service, "_patience", recorded)
+    kubelet = KubeletStub(host)
+    kubelet.start()
+    service.start()
+    try:
+        assert eventually(lambda: waits and waits[-1] == 3600.0), service.status
+        file.write_text(BETTER)
+        assert eventually(lambda: service.settings.mig_strategy == "mixed"), log.lines
+    finally:
+        service.stop()
+        service.join()
+        kubelet.stop()
