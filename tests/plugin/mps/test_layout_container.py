@@ -77,10 +77,13 @@ def test_device_without_mps_sharing_gets_no_settings() -> None:
 def test_devices_that_one_client_cannot_see_together_are_refused() -> None:
     with pytest.raises(AllocationError, match="whole GPU"):
         parts(OWN, snapshot({0: 0, 1: 4}, single=False), [uuid(0), *shares(1, 0)])
-    with pytest.raises(AllocationError, match="maximum request size for shared resources is 1"):
+    with pytest.raises(AllocationError, match="maximum request size for shared resources is 1") as caught:
         parts(OWN, snapshot({0: 4, 1: 4}), shares(0, 0) + shares(1, 0))
+    assert "set failRequestsGreaterThanOne to false in sharing.mps " in caught.value.message
     with pytest.raises(AllocationError, match="unknown device 'GPU-9'"):
         parts(OWN, snapshot({0: 4}), ["GPU-9"])
+    with pytest.raises(AllocationError, match="the request names no device"):
+        parts(OWN, snapshot({0: 4}), [])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from fixtures.scenario import Fault, gpu_uuid, machine
@@ -78,6 +79,11 @@ def test_devices_are_healthy_while_their_daemon_runs(
     assert given.envs["CUDA_MPS_PIPE_DIRECTORY"] == pipe
     assert given.mounts[pipe][0] == f"{node.root}/{RESOURCE}/{gpu[:12]}/pipe"
     assert given.mounts["/dev/shm"][0] == f"{node.root}/shm"
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.allocate(RESOURCE, 2)
+    reason = str(caught.value.details())
+    assert "maximum request size for shared resources is 1; found 2" in reason
+    assert "set failRequestsGreaterThanOne to false in sharing.mps " in reason
 
     assert serving.end() == 0
     assert set(node.gpus.compute_modes().values()) == {0}
