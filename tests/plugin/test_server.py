@@ -182,12 +182,19 @@ def test_refused_allocation_names_the_reason(
 
 
 def test_preferred_allocation_is_never_an_error(short: Path) -> None:
-    asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["GPU-x", uuid(1)], allocation_size=9)
-    with serving(short, feed(2)):
-        answer = call(
-            short, "GetPreferredAllocation", pb.PreferredAllocationRequest(container_requests=[asked])
+    asked = [
+        pb.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=9
         )
-    assert list(answer.container_responses[0].deviceIDs) == [uuid(1)]
+        for available, must in ((["GPU-x", uuid(1)], []), (["GPU-x"], []), ([uuid(1)], ["GPU-x"]))
+    ]
+    with serving(short, feed(2)) as made:
+        answer = call(
+            short, "GetPreferredAllocation", pb.PreferredAllocationRequest(container_requests=asked)
+        )
+    chosen = [list(container.deviceIDs) for container in answer.container_responses]
+    assert chosen == [[uuid(1)], [], ["GPU-x", uuid(1)]]
+    assert [(one.code, one.fallback) for one in made.calls] == [("OK", False)]
 
 
 def test_every_open_stream_gets_every_change(short: Path) -> None:
