@@ -23,7 +23,7 @@ def test_rpm_has_the_files_of_the_deb(tmp_path: Path) -> None:
     root = tmp_path / "root"
     write(root / "opt/gpunode/lib/shared/gpunode/__init__.py", "")
     system_tree(root)
-    package = rpm(root, tmp_path, __version__, fast=True)
+    package = rpm(root, tmp_path, __version__)
     listed = subprocess.run(["rpm", "-qlp", package], capture_output=True, text=True, check=True)
     dpkg = ["dpkg-deb", "--contents", str(deb(root, tmp_path, __version__))]
     contents = subprocess.run(dpkg, capture_output=True, text=True, check=True).stdout.splitlines()
