@@ -73,7 +73,13 @@ while not any("watching" in document for document in documents):
 modules = [module for name, module in sys.modules.items() if name.startswith("gpunode.gpu.")]
 others = {"gpunode.gpu.child", "gpunode.gpu.nvml_health"}  # names of kinds; what the doctor asks
 sources = [Path(module.__file__).read_text() for module in modules if module.__name__ not in others]
-sources += map(inspect.getsource, (nvml_health.read_gpu, nvml_health._recovery_action, nvml_health._parts))
+own = {name: inspect.getsource(part) for name, part in vars(nvml_health).items()
+       if inspect.getmodule(part) is nvml_health}
+reached, rest = set(), {"read_gpu"}
+while rest:  # and what it calls
+    reached |= rest
+    rest = {word for name in rest for word in re.findall(r"\\w+", own[name])} & own.keys() - reached
+sources += map(own.get, reached)
 named = {name for source in sources for name in re.findall('"(nvml[A-Z][A-Za-z0-9]+)"', source)}
 print(json.dumps([sorted(function for function, gpu in asked if gpu == int(sys.argv[1])), sorted(named)]))
 sys.stdout.flush()
