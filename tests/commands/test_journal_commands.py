@@ -205,6 +205,58 @@ def test_rollback_killed_after_its_last_write_is_finished_by_the_next_run(tmp_pa
     assert config.stat().st_mode & 0o777 == 0o600
 
 
+# by file of a killed run: its text before, what the run wrote, its text now, and what a rollback makes of it
+KILLED = {
+    "changed": ("old", "new", "new", "restored"),
+    "created": (None, "new", "new", "removed"),
+    "removed": ("old", None, None, "restored"),
+    "edited": ("old", "new", "somebody else's", "unchanged"),
+    "unwritten": (None, "new", None, "unchanged"),
+}
+
+
+def test_rollback_of_a_killed_run_restores_removes_or_keeps_each_file(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    place = state / "journal/20260101T000000Z-toolkit-config"
+    place.mkdir(parents=True)
+    files = []
+    for number, (name, (before, after, present, _)) in enumerate(KILLED.items()):
+        if present is not None:
+            (tmp_path / name).write_text(present)
+        backup = f"{number:02}-{name}" if before else ""
+        if before:
+            (place / backup).write_text(before)
+        file = {
+            "path": str(tmp_path / name),
+            "existed": before is not None,
+            "mode": 0o640,
+            "uid": 0,
+            "gid": 0,
+        }
+        file |= {"backup": backup, "interim": []}
+        for key, text in (("before", before), ("after", after)):
+            file[key] = digest(None if text is None else text.encode())
+        files.append(file)
+    manifest = {"state": "applied", "engine": "", "operation": "toolkit-config", "files": files}
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    env = {"GPUNODE_STATE_DIR": str(state)}
+    ran = gpunode("rollback", "-o", "json", env=env)
+    assert ran.code == 0, ran.err
+    changes = {Path(one["path"]).name: one["action"] for one in ran.document["data"]["changes"]}
+    assert changes == {name: action for name, (*_, action) in KILLED.items()}
+    contents = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    assert contents == {"changed": "old", "removed": "old", "edited": "somebody else's"}
+    modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("changed", "removed")}
+    assert modes == {"changed": 0o640, "removed": 0o640}
+    kept = f"{tmp_path}/edited was changed by another program since and was left alone; look at it: diff "
+    assert [kept in message for message in ran.document["messages"]] == [False, True]
+    data = gpunode("journal", "show", place.name, "-o", "json", env=env).document["data"]
+    assert data["entry"]["state"] == "rolled-back"
+    assert {Path(one["path"]).name: one["now"] for one in data["files"]} == {
+        name: "changed" if name == "edited" else "before" for name in KILLED
+    }
+
+
 def test_empty_journal_of_an_ordinary_user_hints_at_the_nodes() -> None:
     with public_directory() as place:
         environ = clean_environment({"HOME": str(place)})
