@@ -14,7 +14,9 @@ from gpunode.facts.driver_targets import last_branch
 from gpunode.facts.kernel_modules import kernel_devel
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
+from gpunode.facts.tables import table
 from gpunode.host import Host
+from tests.cli import gpunode
 from tests.required import required
 
 COMMANDS = {
@@ -52,6 +54,16 @@ def test_command_fits_the_node(name, tmp_path):
     node = Node(recorded_host(name, tmp_path), Questions(**options(name)))
     (finding,) = [one for one in run_checks(node, Selection(only=(identifier,))) if one.id == identifier]
     assert COMMANDS[name] in " && ".join(fix.command for fix in finding.fixes)
+
+
+def test_branch_without_fixes_is_compared_with_those_of_the_last_bulletin(tmp_path):
+    last = max(table("driver_cves").rows, key=lambda row: row["published"])
+    fixed = sorted({version.partition(".")[0] for version in last["fixed"]}, reverse=True)
+    assert "580" in fixed
+    recorded_host("driver-eol", tmp_path)
+    ran = gpunode("--root", str(tmp_path), "doctor", "--only", "driver-eol")
+    evidence = f"bulletin {last['bulletin']} of {last['published']}: fixes branches {', '.join(fixed)}"
+    assert (ran.code, evidence in ran.out) == (0, True), ran.out
 
 
 TRANSACTIONS = {
