@@ -31,6 +31,9 @@ from gpunode.cdi.spec import FORMATS, Spec, as_tree, encode, format_of, made_by_
 from gpunode.cdi.versions import NEWEST, text
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
+    DEVICE,
+    DRIVER,
+    OUTPUT,
     DriverRootOption,
     DryRunOption,
     Strings,
@@ -71,7 +74,11 @@ class SourceOptions:
     dev_root: Annotated[
         str,
         typer.Option(
-            "--dev-root", metavar="PATH", help="Directory that contains dev/.", show_default="the driver root"
+            "--dev-root",
+            metavar="PATH",
+            help="Directory that contains dev/.",
+            show_default="the driver root",
+            rich_help_panel=DRIVER,
         ),
     ] = ""
     library_path: Annotated[
@@ -102,7 +109,9 @@ class SourceOptions:
 class SpecificationOptions:
     """What the specification contains, and how its devices are called."""
 
-    vendor: Annotated[str, typer.Option("--vendor", help="Vendor part of the device names.")] = "nvidia.com"
+    vendor: Annotated[
+        str, typer.Option("--vendor", help="Vendor part of the device names.", rich_help_panel=DEVICE)
+    ] = "nvidia.com"
     device_class: Annotated[str, typer.Option("--class", help="Class part of the device names.")] = "gpu"
     device_name: NameOption = None
     device_id: Annotated[
@@ -143,6 +152,7 @@ class SpecificationOptions:
             metavar="PATH",
             help="Path of NVIDIA's hook program.",
             show_default="detected",
+            rich_help_panel=DRIVER,
         ),
     ] = ""
     ldconfig_path: Annotated[
@@ -174,7 +184,11 @@ def cdi_generate(
     output_file: Annotated[
         str,
         typer.Option(
-            "--output-file", "--output", metavar="PATH", help="Write to this file instead of stdout."
+            "--output-file",
+            "--output",
+            metavar="PATH",
+            help="Write to this file instead of stdout.",
+            rich_help_panel=OUTPUT,
         ),
     ] = "",
     format_name: Annotated[

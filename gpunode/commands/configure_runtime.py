@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpunode.commands.options import (
+    ENGINE,
+    OUTPUT,
     CdiOption,
     ConfigOption,
     DefaultOption,
@@ -59,6 +61,7 @@ class RuntimeChoice:
             metavar="PATH",
             help="Path of the runtime program.",
             show_default="nvidia-container-runtime, for docker the one in PATH",
+            rich_help_panel=ENGINE,
         ),
     ] = ""
     set_as_default: DefaultOption = False
@@ -70,11 +73,16 @@ class RuntimeChoice:
             metavar="cdi|legacy,...",
             help="Also register nvidia-cdi (GPUs by CDI) or nvidia-legacy (GPUs by NVIDIA's hook).",
             autocompletion=one_of("cdi", "legacy", comma=True),
+            rich_help_panel=ENGINE,
         ),
     ] = None
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace a drop-in file that nvidia-ctk or the GPU operator wrote."),
+        typer.Option(
+            "--replace",
+            help="Replace a drop-in file that nvidia-ctk or the GPU operator wrote.",
+            rich_help_panel=ENGINE,
+        ),
     ] = False
 
 
@@ -268,17 +276,24 @@ def configure_runtime(
             metavar="PATH",
             help="Drop-in file to write (containerd 2, CRI-O).",
             show_default="a file that the daemon reads",
+            rich_help_panel=ENGINE,
         ),
     ] = "",
     choice: RuntimeChoice = RuntimeChoice(),
     dry_run: DryRunOption = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="With --dry-run, exit 1 if changes are pending.")
+        bool,
+        typer.Option(
+            "--exit-code", help="With --dry-run, exit 1 if changes are pending.", rich_help_panel=OUTPUT
+        ),
     ] = False,
     no_restart: NoRestartOption = False,
     restart_command: RestartCommandOption = "",
     no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Don't query the running daemon afterwards.")
+        bool,
+        typer.Option(
+            "--no-verify", help="Don't query the running daemon afterwards.", rich_help_panel=ENGINE
+        ),
     ] = False,
     socket: SocketOption = "",
     yes: YesOption = False,

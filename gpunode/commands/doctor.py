@@ -32,7 +32,7 @@ from gpunode.checks.report import (
     reboot,
 )
 from gpunode.checks.runner import EVERY, Selection, run_checks
-from gpunode.commands.options import Strings, changed, check_ids
+from gpunode.commands.options import OUTPUT, Strings, changed, check_ids
 from gpunode.commands.session import Session, verb
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cuda import release_of
@@ -298,7 +298,9 @@ class DiagnosisOptions:
             autocompletion=check_ids,
         ),
     ] = None
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.")] = False
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 on warnings, as on errors.", rich_help_panel=OUTPUT)
+    ] = False
     preflight: Annotated[
         Preflight | None,
         typer.Option("--preflight", help="Report only what blocks its installation."),
@@ -318,11 +320,23 @@ class DiagnosisOptions:
     deep: Annotated[
         bool, typer.Option("--deep", help="Also run a test container and query the device plugin.")
     ] = False
-    explain: Annotated[bool, typer.Option("--explain", help="Print which check waits for which.")] = False
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print which check waits for which.", rich_help_panel=OUTPUT)
+    ] = False
 
 
+_FIX = "Fix options"
+FixOption = Annotated[
+    bool,
+    typer.Option("--fix", help="Print the commands that fix the findings.", rich_help_panel=_FIX),
+]
 ApplyOption = Annotated[
-    bool, typer.Option("--apply", help="With --fix, run the commands that disrupt nothing, and check again.")
+    bool,
+    typer.Option(
+        "--apply",
+        help="With --fix, run the commands that disrupt nothing, and check again.",
+        rich_help_panel=_FIX,
+    ),
 ]
 AllowOption = Annotated[
     Strings,
@@ -330,6 +344,7 @@ AllowOption = Annotated[
         "--allow",
         metavar="restart|drain|reboot,...",
         help="With --apply, also restart daemons, stop GPU work (drain) or reboot.",
+        rich_help_panel=_FIX,
     ),
 ]
 FileOption = Annotated[
@@ -338,10 +353,12 @@ FileOption = Annotated[
         "--output-file",
         metavar="PATH",
         help="Write the report to this file; the extension or -o selects the format.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 CompareOption = Annotated[
-    bool, typer.Option("--compare", help="Compare the nodes of these reports or bundles.")
+    bool,
+    typer.Option("--compare", help="Compare the nodes of these reports or bundles.", rich_help_panel=OUTPUT),
 ]
 
 
@@ -358,7 +375,7 @@ def doctor(
         ),
     ] = None,
     options: DiagnosisOptions = DiagnosisOptions(),
-    fix: Annotated[bool, typer.Option("--fix", help="Print the commands that fix the findings.")] = False,
+    fix: FixOption = False,
     apply: ApplyOption = False,
     allow: AllowOption = None,
     compare: CompareOption = False,

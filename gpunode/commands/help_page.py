@@ -16,25 +16,7 @@ DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _NAMES = 30  # columns for names; a longer one gets a line of its own
 _TOGETHER = 24  # columns; a longer default may be folded
 _MANY = 12  # more options than that are shown in sections
-_GLOBAL = "Global options"
-_SECTIONS = {
-    "Output options": "--output-file --explain --compare --strict --exit-code --dry-run --no-timestamp",
-    "Fix options": "--fix --apply --allow",
-    "Kubernetes options": "--kubernetes --plugin --test-image --wait --node --node-name --pod-name"
-    " --namespace --resource --runtime-class --kubeconfig --context --server --kubelet-socket --registration"
-    " --pod-resources-socket --kube-api-qps --kube-api-burst --use-node-feature-api",
-    "Engine options": "--config --drop-in-config --socket --restart-command --no-restart --no-verify"
-    " --replace --also --nvidia-runtime-name --nvidia-runtime-path",
-    "Device options": "--vendor --include --exclude --resource-name --resource-naming-strategy --mig-strategy"
-    " --shared-devices-allocation-policy --device-discovery-strategy --pass-device-specs"
-    " --device-list-strategy --device-id-strategy --gdrcopy-enabled --gds-enabled --mofed-enabled"
-    " --imex-channel-ids --imex-required --mps --mps-root --simulate",
-    "Driver and CDI options": "--driver-root --dev-root --driver-root-ctr-path --cdi-annotation-prefix"
-    " --nvidia-cdi-hook-path --cdi-feature-flags --cdi-disable-hooks",
-    "Health options": "--health-disable --health-enable --health-hold-down --health-poll-interval"
-    " --rediscover-seconds --listen --state-dir",
-}
-_HEADING = {flag: heading for heading, flags in _SECTIONS.items() for flag in flags.split()}
+GLOBAL = "Global options"
 ONE_SHOT = (
     *("dry_run", "yes", "apply", "fix", "compare", "explain", "exit_code", "force", "version"),
     *("help", "plan", "upgrade", "create"),
@@ -179,9 +161,9 @@ class HelpPage:
                 continue
             heading = "Arguments" if param.param_type_name == "argument" else "Options"
             if is_global(param):
-                heading = _GLOBAL
+                heading = GLOBAL
             elif heading == "Options" and len(own_options) > _MANY:
-                heading = param.rich_help_panel or _HEADING.get(param.opts[0], heading)
+                heading = param.rich_help_panel or heading
             sections.setdefault(heading, []).append(row)
         for heading, records in sections.items():
             if records:
@@ -226,7 +208,7 @@ class HelpPage:
 
 def is_global(option: Any) -> bool:
     """Whether every command has this option."""
-    return option.name == "help" or getattr(option, "rich_help_panel", "") == _GLOBAL
+    return option.name == "help" or getattr(option, "rich_help_panel", "") == GLOBAL
 
 
 def record(option: Any, ctx: Any) -> tuple[str, str] | None:

@@ -11,7 +11,16 @@ import typer
 
 from gpunode import __version__
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import DriverRootOption, Strings, one_of, refuse_unknown, resource_names
+from gpunode.commands.options import (
+    DEVICE,
+    KUBERNETES,
+    DriverRootOption,
+    PodNamespaceOption,
+    Strings,
+    one_of,
+    pod_resource_option,
+    refuse_unknown,
+)
 from gpunode.commands.plugin_options import refuse_empty, sources
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
@@ -358,6 +367,17 @@ ClassOption = Annotated[
         "--runtime-class",
         metavar="NAME",
         help="RuntimeClass of the pods; empty: none, for nodes with CDI instead of NVIDIA's toolkit.",
+        rich_help_panel=KUBERNETES,
+    ),
+]
+TestImageOption = Annotated[
+    str,
+    typer.Option(
+        "--test-image",
+        metavar="REF",
+        help="Image of the test pod.",
+        show_default=vector_add_image(),
+        rich_help_panel=KUBERNETES,
     ),
 ]
 LABEL_SINKS = ("node", "node-feature", "file")
@@ -376,9 +396,14 @@ class PluginOptions:
             show_default=f"gpunode:{__version__}, which each node must have",
         ),
     ] = ""
-    vendor: Annotated[Vendor, typer.Option("--vendor", help="Vendor of the GPUs.")] = Vendor.NVIDIA
+    vendor: Annotated[
+        Vendor, typer.Option("--vendor", help="Vendor of the GPUs.", rich_help_panel=DEVICE)
+    ] = Vendor.NVIDIA
     namespace: Annotated[
-        str, typer.Option("--namespace", metavar="NAME", help="Namespace of the plugin.")
+        str,
+        typer.Option(
+            "--namespace", metavar="NAME", help="Namespace of the plugin.", rich_help_panel=KUBERNETES
+        ),
     ] = OWN_NAMESPACE
     runtime_class: ClassOption = "nvidia"
     mig: Annotated[
@@ -387,12 +412,18 @@ class PluginOptions:
             "--mig-strategy",
             "--mig",
             help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none, the default).",
+            rich_help_panel=DEVICE,
         ),
     ] = None
     mps: Annotated[
         int | None,
         typer.Option(
-            "--mps", metavar="N", min=1, max=48, help="Share each GPU with N clients (at most 48) by MPS."
+            "--mps",
+            metavar="N",
+            min=1,
+            max=48,
+            help="Share each GPU with N clients (at most 48) by MPS.",
+            rich_help_panel=DEVICE,
         ),
     ] = None
     cdi: Annotated[bool, typer.Option("--cdi", help="Pass GPUs to containers through CDI.")] = False
@@ -441,6 +472,7 @@ def manifests_all(
             metavar="NAME",
             help="Also label this Node, and run the test pod on it, else on any; kubectl delete would delete"
             " the Node.",
+            rich_help_panel=KUBERNETES,
         ),
     ] = "",
     taint: Annotated[
@@ -451,22 +483,8 @@ def manifests_all(
             ":NoSchedule; to keep them, use kubectl taint.",
         ),
     ] = False,
-    test_image: Annotated[
-        str,
-        typer.Option(
-            "--test-image", metavar="REF", help="Image of the test pod.", show_default=vector_add_image()
-        ),
-    ] = "",
-    resource: Annotated[
-        str,
-        typer.Option(
-            "--resource",
-            metavar="NAME",
-            help="Resource that the pod requests.",
-            show_default="nvidia.com/gpu or amd.com/gpu",
-            autocompletion=resource_names,
-        ),
-    ] = "",
+    test_image: TestImageOption = "",
+    resource: Annotated[str, pod_resource_option("nvidia.com/gpu or amd.com/gpu")] = "",
 ) -> Result:
     """Print RuntimeClass, ServiceAccount, DaemonSet and test pod.
 
@@ -573,19 +591,8 @@ def manifests_vector_add(
         str,
         typer.Option("--image", metavar="REF", help="Image of the pod.", show_default=vector_add_image()),
     ] = "",
-    resource: Annotated[
-        str,
-        typer.Option(
-            "--resource",
-            metavar="NAME",
-            help="Resource that the pod requests.",
-            autocompletion=resource_names,
-        ),
-    ] = "nvidia.com/gpu",
-    namespace: Annotated[
-        str,
-        typer.Option("--namespace", metavar="NAME", help="Namespace of the pod.", show_default="kubectl's"),
-    ] = "",
+    resource: Annotated[str, pod_resource_option()] = "nvidia.com/gpu",
+    namespace: PodNamespaceOption = "",
     node: Annotated[
         str, typer.Option("--node", metavar="NAME", help="Run the pod on this Node.", show_default="any")
     ] = "",

@@ -13,14 +13,13 @@ import typer
 
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
-    WAIT,
     ContextOption,
     DryRunOption,
     KubeconfigOption,
     NodeOption,
     ServerOption,
-    duration_option,
     resource_names,
+    wait_option,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -217,7 +216,7 @@ class AdvertiseOptions:
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a value that a device plugin or another program set.")
     ] = False
-    wait: Annotated[float, duration_option("--wait", least=0, default=WAIT_SECONDS, help=WAIT)] = WAIT_SECONDS
+    wait: Annotated[float, wait_option(least=0, default=WAIT_SECONDS)] = WAIT_SECONDS
 
 
 @verb(node_app, "advertise", "NodeChange")

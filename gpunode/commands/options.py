@@ -81,12 +81,19 @@ def _plain(names: Iterable[str]) -> list[str]:
     return [name for name in names if _PLAIN.fullmatch(name)]
 
 
-# The options.
+# The options. Each says with `rich_help_panel` in which section of a long help page it is (help_page.py).
 
 Strings = list[str] | None
+OUTPUT = "Output options"
+KUBERNETES = "Kubernetes options"
+ENGINE = "Engine options"
+DEVICE = "Device options"
+DRIVER = "Driver and CDI options"
 
 
-def duration_option(*flags: str, least: float, default: float | str, help: str) -> Any:
+def duration_option(
+    *flags: str, least: float, default: float | str, help: str, section: str | None = None
+) -> Any:
     """An option for a duration in seconds: 500ms, 60s, 2m or 1h, or a number of seconds.
 
     `default` is shown in the help; a text where it depends on something else.
@@ -103,7 +110,45 @@ def duration_option(*flags: str, least: float, default: float | str, help: str) 
             raise typer.BadParameter(str(error)) from error
 
     shown_default = default if isinstance(default, str) else f"{default:g}s"
-    return typer.Option(*flags, parser=parse, metavar="DURATION", help=help, show_default=shown_default)
+    return typer.Option(
+        *flags,
+        parser=parse,
+        metavar="DURATION",
+        help=help,
+        show_default=shown_default,
+        rich_help_panel=section,
+    )
+
+
+def wait_option(*, least: float, default: float) -> Any:
+    """--wait, the time that the kubelet has."""
+    text = "Time limit for the kubelet to report the resource as allocatable."
+    return duration_option("--wait", least=least, default=default, help=text, section=KUBERNETES)
+
+
+def runtime_option(
+    metavar: str = "ENGINE,...", default: str = "auto, the kubelet's or the only one, else an error"
+) -> Any:
+    """--runtime, the names of container engines. `default` says which are meant without it."""
+    return typer.Option(
+        "--runtime",
+        metavar=metavar,
+        help="Engine: docker, containerd, crio, podman, k3s, rke2, k0s or microk8s.",
+        show_default=default,
+        autocompletion=engine_names,
+    )
+
+
+def pod_resource_option(default: str = "nvidia.com/gpu") -> Any:
+    """--resource of a test pod. `default` says what it requests without it."""
+    return typer.Option(
+        "--resource",
+        metavar="NAME",
+        help="Resource that the pod requests.",
+        show_default=default,
+        autocompletion=resource_names,
+        rich_help_panel=KUBERNETES,
+    )
 
 
 def changed(group: Any) -> dict[str, Any]:
@@ -127,42 +172,39 @@ LockOption = Annotated[
     ),
 ]
 
-ENGINES_HELP = "Engine: docker, containerd, crio, podman, k3s, rke2, k0s or microk8s"
-_AUTO = "auto, the kubelet's or the only one, else an error"
-RuntimeOption = Annotated[
+RuntimeOption = Annotated[str, runtime_option("ENGINE")]
+RuntimesOption = Annotated[Strings, runtime_option()]
+NameOption = Annotated[
     str,
-    typer.Option(
-        "--runtime",
-        metavar="ENGINE",
-        help=f"{ENGINES_HELP}.",
-        show_default=_AUTO,
-        autocompletion=engine_names,
-    ),
+    typer.Option("--nvidia-runtime-name", help="Name of the runtime in the engine.", rich_help_panel=ENGINE),
 ]
-RuntimesOption = Annotated[
-    Strings,
-    typer.Option(
-        "--runtime",
-        metavar="ENGINE,...",
-        help=f"{ENGINES_HELP}.",
-        show_default=_AUTO,
-        autocompletion=engine_names,
-    ),
-]
-NameOption = Annotated[str, typer.Option("--nvidia-runtime-name", help="Name of the runtime in the engine.")]
 ConfigOption = Annotated[
     str,
     typer.Option(
-        "--config", metavar="PATH", help="Configuration file of the engine.", show_default="the daemon's own"
+        "--config",
+        metavar="PATH",
+        help="Configuration file of the engine.",
+        show_default="the daemon's own",
+        rich_help_panel=ENGINE,
     ),
 ]
 SocketOption = Annotated[
     str,
-    typer.Option("--socket", metavar="PATH", help="Socket of the daemon.", show_default="detected"),
+    typer.Option(
+        "--socket",
+        metavar="PATH",
+        help="Socket of the daemon.",
+        show_default="detected",
+        rich_help_panel=ENGINE,
+    ),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
+DryRunOption = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Print what would change, and change nothing.", rich_help_panel=OUTPUT),
+]
 NoRestartOption = Annotated[
-    bool, typer.Option("--no-restart", help="Write the files, and print what to restart.")
+    bool,
+    typer.Option("--no-restart", help="Write the files, and print what to restart.", rich_help_panel=ENGINE),
 ]
 RestartCommandOption = Annotated[
     str,
@@ -170,6 +212,7 @@ RestartCommandOption = Annotated[
         "--restart-command",
         metavar="CMD",
         help="Command that restarts the daemon where systemd doesn't manage it.",
+        rich_help_panel=ENGINE,
     ),
 ]
 
@@ -199,10 +242,13 @@ KeyOption = Annotated[
 DriverRootOption = Annotated[
     str,
     typer.Option(
-        "--driver-root", metavar="PATH", help="Directory of the driver on the node.", show_default="/"
+        "--driver-root",
+        metavar="PATH",
+        help="Directory of the driver on the node.",
+        show_default="/",
+        rich_help_panel=DRIVER,
     ),
 ]
-WAIT = "Time limit for the kubelet to report the resource as allocatable."
 StateDirOption = Annotated[
     str, typer.Option("--state-dir", metavar="PATH", help="State directory of the device plugin.")
 ]
@@ -222,7 +268,11 @@ CdiOption = Annotated[
         help="Enable CDI (GPUs described in a file) in the engine, and write and refresh that file.",
     ),
 ]
-_KUBECONFIG: Any = {"metavar": "PATH", "show_default": "KUBECONFIG, the pod's account or ~/.kube/config"}
+_KUBECONFIG: Any = {
+    "metavar": "PATH",
+    "show_default": "KUBECONFIG, the pod's account or ~/.kube/config",
+    "rich_help_panel": KUBERNETES,
+}
 KubeconfigOption = Annotated[
     str,
     typer.Option("--kubeconfig", help="Kubeconfig file, or kubelet for the kubelet's own.", **_KUBECONFIG),
@@ -233,15 +283,40 @@ PodKubeconfigOption = Annotated[
 ]
 ContextOption = Annotated[
     str,
-    typer.Option("--context", metavar="NAME", help="Kubeconfig context.", show_default="the current one"),
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="Kubeconfig context.",
+        show_default="the current one",
+        rich_help_panel=KUBERNETES,
+    ),
 ]
 ServerOption = Annotated[
     str,
-    typer.Option("--server", metavar="URL", help="URL of a kubectl proxy, such as http://127.0.0.1:8001."),
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="URL of a kubectl proxy, such as http://127.0.0.1:8001.",
+        rich_help_panel=KUBERNETES,
+    ),
 ]
 NodeOption = Annotated[
     str,
     typer.Option(
-        "--node", metavar="NAME", help="Name of the Node.", show_default="NODE_NAME or the host name"
+        "--node",
+        metavar="NAME",
+        help="Name of the Node.",
+        show_default="NODE_NAME or the host name",
+        rich_help_panel=KUBERNETES,
+    ),
+]
+PodNamespaceOption = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        metavar="NAME",
+        help="Namespace of the pod.",
+        show_default="the context's",
+        rich_help_panel=KUBERNETES,
     ),
 ]

@@ -108,6 +108,7 @@ class SettingOption(typer.core.TyperOption):
             metavar=metavar,
             show_envvar=True,
             show_default=default or False,
+            rich_help_panel=row.section and f"{row.section} options",
             autocompletion=lambda context, args, incomplete: offered(incomplete),
         )
         self.ignored = row.ignored

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gpunode.commands.help_page import DASHES, HelpCommand, flag_of, variables_of
+from gpunode.commands.help_page import DASHES, GLOBAL, HelpCommand, flag_of, variables_of
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.output.render import (
     ENVELOPES,
@@ -68,7 +68,7 @@ _PATH = re.compile(r"(?<![\w.:/-])/[a-z]+/[\w./@-]*\w")
 
 
 def _option(*names: str, env: str, text: str, **more: Any) -> Any:
-    return typer.Option(*names, envvar=f"GPUNODE_{env}", help=text, rich_help_panel="Global options", **more)
+    return typer.Option(*names, envvar=f"GPUNODE_{env}", help=text, rich_help_panel=GLOBAL, **more)
 
 
 _FORMAT = {"env": "OUTPUT", "metavar": "FORMAT", "show_default": "table"}

@@ -26,7 +26,7 @@ from gpunode.commands import (
 from gpunode.commands import node as node_object
 from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.commands.options import (
-    WAIT,
+    KUBERNETES,
     CdiOption,
     ConfigOption,
     ContextOption,
@@ -40,7 +40,7 @@ from gpunode.commands.options import (
     SocketOption,
     YesOption,
     changed,
-    duration_option,
+    wait_option,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.commands.setup_steps import (
@@ -60,7 +60,6 @@ from gpunode.commands.setup_steps import (
 )
 from gpunode.errors import PreconditionError, UsageError
 from gpunode.facts.distributions import DISTRIBUTIONS
-from gpunode.facts.images import vector_add_image
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
 from gpunode.facts.registry import ENGINES
@@ -98,7 +97,9 @@ class KubernetesOptions:
     plugin: Annotated[
         PluginWay,
         typer.Option(
-            "--plugin", help="Run the device plugin as a systemd unit, or as a DaemonSet on all GPU nodes."
+            "--plugin",
+            help="Run the device plugin as a systemd unit, or as a DaemonSet on all GPU nodes.",
+            rich_help_panel=KUBERNETES,
         ),
     ] = PluginWay.SYSTEMD
     image: Annotated[
@@ -108,20 +109,15 @@ class KubernetesOptions:
             metavar="REF",
             help="Image of the DaemonSet in your registry (docs/manifests.md).",
             show_default=f"gpunode:{__version__}, which each node must have",
-            rich_help_panel="Kubernetes options",
+            rich_help_panel=KUBERNETES,
         ),
     ] = ""
-    test_image: Annotated[
-        str,
-        typer.Option(
-            "--test-image", metavar="REF", help="Image of the test pod.", show_default=vector_add_image()
-        ),
-    ] = ""
+    test_image: manifests.TestImageOption = ""
     kubeconfig: PodKubeconfigOption = ""
     kube_context: ContextOption = ""
     server: ServerOption = ""
     node: NodeOption = ""
-    wait: Annotated[float, duration_option("--wait", least=1, default=WAIT_SECONDS, help=WAIT)] = WAIT_SECONDS
+    wait: Annotated[float, wait_option(least=1, default=WAIT_SECONDS)] = WAIT_SECONDS
 
     @property
     def words(self) -> dict[str, str]:
@@ -145,6 +141,7 @@ def setup(
         typer.Option(
             "--kubernetes",
             help="Also set up Kubernetes: RuntimeClass, device plugin and a test pod (5 minutes at most).",
+            rich_help_panel=KUBERNETES,
         ),
     ] = False,
     cluster: KubernetesOptions = KubernetesOptions(),

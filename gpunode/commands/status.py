@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import ENGINES_HELP, ConfigOption, SocketOption, Strings, engine_names
+from gpunode.commands.options import ConfigOption, SocketOption, Strings, runtime_option
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
@@ -474,16 +474,7 @@ status_app = command_group("Show the effective runtime configuration of each eng
 @verb(status_app, "runtime", "RuntimeStatus")
 def status_runtime(
     session: Session,
-    runtime: Annotated[
-        Strings,
-        typer.Option(
-            "--runtime",
-            metavar="ENGINE,...",
-            help=f"{ENGINES_HELP}.",
-            show_default="all that are installed",
-            autocompletion=engine_names,
-        ),
-    ] = None,
+    runtime: Annotated[Strings, runtime_option(default="all that are installed")] = None,
     config: ConfigOption = "",
     socket: SocketOption = "",
     restart_command: Annotated[

@@ -10,17 +10,19 @@ import typer
 
 from gpunode.commands.gpus import explain_failure
 from gpunode.commands.options import (
+    KUBERNETES,
     ConfigOption,
     ContextOption,
     NameOption,
     NodeOption,
     PodKubeconfigOption,
+    PodNamespaceOption,
     ServerOption,
     SocketOption,
     changed,
     duration_option,
     one_of,
-    resource_names,
+    pod_resource_option,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
@@ -267,22 +269,8 @@ class Place(StrEnum):
 class PodOptions:
     """The options that go with --on kubernetes."""
 
-    namespace: Annotated[
-        str,
-        typer.Option(
-            "--namespace", metavar="NAME", help="Namespace of the pod.", show_default="the context's"
-        ),
-    ] = ""
-    resource: Annotated[
-        str,
-        typer.Option(
-            "--resource",
-            metavar="NAME",
-            help="Resource that the pod requests.",
-            show_default="nvidia.com/gpu",
-            autocompletion=resource_names,
-        ),
-    ] = ""
+    namespace: PodNamespaceOption = ""
+    resource: Annotated[str, pod_resource_option()] = ""
     runtime_class: Annotated[
         str,
         typer.Option(
@@ -290,6 +278,7 @@ class PodOptions:
             metavar="NAME",
             help="RuntimeClass of the pod; auto: nvidia if it exists; empty: none.",
             autocompletion=one_of("auto", "nvidia"),
+            rich_help_panel=KUBERNETES,
         ),
     ] = "auto"
     node: NodeOption = ""

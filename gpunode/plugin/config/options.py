@@ -6,7 +6,7 @@ documentation all come from `OPTIONS`. Defaults are those of `plugin.config.sett
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 PREFIX = "GPUNODE_PLUGIN_SERVE_"
 LABELS_PREFIX = "GPUNODE_LABELS_"
@@ -35,7 +35,7 @@ class Option(NamedTuple):
     and the environment. `known` are the words with a meaning where any word is accepted. `setting` is the
     dotted path in `Settings`, where it isn't `field`. `default` are words for a default that isn't in
     `Settings`. An `ignored` option is accepted for existing deployments and has no effect. `word` is the
-    placeholder for the value in help and tables.
+    placeholder for the value in help and tables, `section` the heading on help pages without "options".
     """
 
     field: str
@@ -51,6 +51,7 @@ class Option(NamedTuple):
     default: str = ""
     ignored: bool = False
     word: str = ""
+    section: Literal["Device", "Driver and CDI", "Health", "Kubernetes", "Output", ""] = ""
     names: tuple[str, ...] = ()
 
     @property
@@ -78,6 +79,7 @@ OPTIONS = (
     Option(
         "mig_strategy",
         "Advertise MIG devices as GPUs (single), by profile (mixed) or not (none, the default).",
+        section="Device",
         kind="choice",
         key="flags.migStrategy",
         variables=("MIG_STRATEGY",),
@@ -94,6 +96,7 @@ OPTIONS = (
     Option(
         "driver_root",
         "Directory of the driver on the node.",
+        section="Driver and CDI",
         names=("--driver-root", "--nvidia-driver-root"),
         kind="path",
         key="flags.nvidiaDriverRoot",
@@ -102,6 +105,7 @@ OPTIONS = (
     Option(
         "dev_root",
         "Directory that contains dev/.",
+        section="Driver and CDI",
         names=("--dev-root", "--nvidia-dev-root"),
         default="the driver root",
         kind="path",
@@ -111,6 +115,7 @@ OPTIONS = (
     Option(
         "container_driver_root",
         "Mount point of the driver root in gpunode's container.",
+        section="Driver and CDI",
         names=("--driver-root-ctr-path", "--container-driver-root"),
         kind="path",
         key="flags.plugin.containerDriverRoot",
@@ -120,6 +125,7 @@ OPTIONS = (
     Option(
         "pass_device_specs",
         "Also pass device nodes to containers.",
+        section="Device",
         kind="boolean",
         key="flags.plugin.passDeviceSpecs",
         variables=("PASS_DEVICE_SPECS",),
@@ -127,6 +133,7 @@ OPTIONS = (
     Option(
         "device_list_strategy",
         "Pass GPUs by NVIDIA's runtime (envvar, volume-mounts) or by CDI.",
+        section="Device",
         kind="choices",
         key="flags.plugin.deviceListStrategy",
         variables=("DEVICE_LIST_STRATEGY",),
@@ -135,6 +142,7 @@ OPTIONS = (
     Option(
         "device_id_strategy",
         "IDs of GPUs for the runtime.",
+        section="Device",
         kind="choice",
         key="flags.plugin.deviceIDStrategy",
         variables=("DEVICE_ID_STRATEGY",),
@@ -143,6 +151,7 @@ OPTIONS = (
     Option(
         "gdrcopy_enabled",
         "Also pass /dev/gdrdrv, the GDRCopy device.",
+        section="Device",
         kind="boolean",
         key="flags.gdrcopyEnabled",
         variables=("GDRCOPY_ENABLED",),
@@ -150,6 +159,7 @@ OPTIONS = (
     Option(
         "gds_enabled",
         "Also pass the GPUDirect Storage devices.",
+        section="Device",
         kind="boolean",
         key="flags.gdsEnabled",
         variables=("GDS_ENABLED",),
@@ -157,6 +167,7 @@ OPTIONS = (
     Option(
         "mofed_enabled",
         "Also pass the InfiniBand devices.",
+        section="Device",
         kind="boolean",
         key="flags.mofedEnabled",
         variables=("MOFED_ENABLED",),
@@ -164,12 +175,14 @@ OPTIONS = (
     Option(
         "cdi_annotation_prefix",
         "Prefix of the keys of CDI annotations.",
+        section="Driver and CDI",
         key="flags.plugin.cdiAnnotationPrefix",
         variables=("CDI_ANNOTATION_PREFIX",),
     ),
     Option(
         "nvidia_cdi_hook_path",
         "Path of NVIDIA's hook program.",
+        section="Driver and CDI",
         names=("--nvidia-cdi-hook-path", "--nvidia-ctk-path"),
         default="/usr/bin/nvidia-ctk, else detected",
         kind="path",
@@ -179,6 +192,7 @@ OPTIONS = (
     Option(
         "mps_root",
         "Directory of the MPS daemons.",
+        section="Device",
         default="with --mps /run/nvidia/mps",
         kind="path",
         key="flags.mpsRoot",
@@ -188,6 +202,7 @@ OPTIONS = (
     Option(
         "shared_devices_allocation_policy",
         "Distribute shares, or fill one GPU first.",
+        section="Device",
         kind="choice",
         key="flags.plugin.sharedDevicesAllocationPolicy",
         variables=("SHARED_DEVICES_ALLOCATION_POLICY",),
@@ -196,6 +211,7 @@ OPTIONS = (
     Option(
         "device_discovery_strategy",
         "How to find GPUs (tegra: Jetson; vfio: of VMs, for labels only).",
+        section="Device",
         kind="choice",
         key="flags.deviceDiscoveryStrategy",
         variables=("DEVICE_DISCOVERY_STRATEGY",),
@@ -205,6 +221,7 @@ OPTIONS = (
     Option(
         "imex_channel_ids",
         "IMEX channels for containers: 0 or none.",
+        section="Device",
         kind="integers",
         key="imex.channelIDs",
         variables=("IMEX_CHANNEL_IDS",),
@@ -212,6 +229,7 @@ OPTIONS = (
     Option(
         "imex_required",
         "Serve nothing without the IMEX channel.",
+        section="Device",
         kind="boolean",
         key="imex.required",
         variables=("IMEX_REQUIRED",),
@@ -219,6 +237,7 @@ OPTIONS = (
     Option(
         "kubelet_socket",
         "Socket of the kubelet; empty: don't register.",
+        section="Kubernetes",
         kind="socket",
         key="flags.gpunode.kubeletSocket",
         variables=("KUBELET_SOCKET",),
@@ -233,6 +252,7 @@ OPTIONS = (
     Option(
         "cdi_feature_flags",
         "CDI features, such as disable-ipc-discoverer.",
+        section="Driver and CDI",
         kind="words",
         key="flags.gpunode.cdiFeatureFlags",
         variables=("CDI_FEATURE_FLAGS",),
@@ -241,6 +261,7 @@ OPTIONS = (
     Option(
         "cdi_disable_hooks",
         "Omit these hooks, such as chmod, or all.",
+        section="Driver and CDI",
         kind="words",
         key="flags.gpunode.cdiDisableHooks",
         variables=("CDI_DISABLE_HOOKS",),
@@ -250,6 +271,7 @@ OPTIONS = (
     Option(
         "vendor",
         "Vendor of the GPUs.",
+        section="Device",
         kind="choice",
         key="flags.gpunode.vendor",
         allowed=("nvidia", "amd"),
@@ -258,6 +280,7 @@ OPTIONS = (
     Option(
         "resource_name",
         "Resource name of whole GPUs.",
+        section="Device",
         default="nvidia.com/gpu or amd.com/gpu",
         kind="resource",
         key="flags.gpunode.resourceName",
@@ -265,6 +288,7 @@ OPTIONS = (
     Option(
         "resource_naming_strategy",
         "AMD: one resource, or one for each partition type.",
+        section="Device",
         names=("--resource-naming-strategy", "--resource_naming_strategy"),
         kind="choice",
         key="flags.gpunode.resourceNamingStrategy",
@@ -273,6 +297,7 @@ OPTIONS = (
     Option(
         "registration",
         "Register directly, or through the plugin watcher.",
+        section="Kubernetes",
         kind="choice",
         key="flags.gpunode.registration",
         allowed=("kubelet", "watcher"),
@@ -281,18 +306,21 @@ OPTIONS = (
     Option(
         "include",
         "Use only these GPUs: index, UUID, PCI address, or glob of the model.",
+        section="Device",
         kind="selectors",
         key="resources.include",
     ),
     Option(
         "exclude",
         "Ignore these GPUs, named as for --include.",
+        section="Device",
         kind="selectors",
         key="resources.exclude",
     ),
     Option(
         "mps",
         "Run the daemons that sharing.mps requires.",
+        section="Device",
         kind="boolean",
         key="flags.gpunode.mps",
         live=False,
@@ -300,6 +328,7 @@ OPTIONS = (
     Option(
         "health_disable",
         "XIDs (driver errors) to ignore; xids: every XID; all: every error.",
+        section="Health",
         kind="xids",
         key="health.disable",
         variables=("DP_DISABLE_HEALTHCHECKS",),
@@ -308,6 +337,7 @@ OPTIONS = (
     Option(
         "health_enable",
         "XIDs that always count as errors, or all.",
+        section="Health",
         kind="xids",
         key="health.enable",
         variables=("DP_ENABLE_HEALTHCHECKS",),
@@ -316,6 +346,7 @@ OPTIONS = (
     Option(
         "health_hold_down",
         "Time without errors after which a GPU is healthy again, or infinite.",
+        section="Health",
         kind="hold",
         key="health.holdDown",
         setting="health.hold_seconds",
@@ -323,6 +354,7 @@ OPTIONS = (
     Option(
         "health_poll_interval",
         "Interval of health checks.",
+        section="Health",
         kind="interval",
         key="health.pollInterval",
         setting="health.poll_seconds",
@@ -330,6 +362,7 @@ OPTIONS = (
     Option(
         "rediscover_seconds",
         "Interval of GPU discovery.",
+        section="Health",
         kind="seconds",
         key="flags.gpunode.rediscoverSeconds",
         live=False,
@@ -345,6 +378,7 @@ OPTIONS = (
     Option(
         "listen",
         "Address of /metrics, /healthz and /readyz; port 0: any free port.",
+        section="Health",
         default="not served",
         kind="address",
         key="flags.gpunode.listen",
@@ -353,6 +387,7 @@ OPTIONS = (
     Option(
         "state_dir",
         "State directory of the device plugin.",
+        section="Health",
         kind="path",
         key="flags.gpunode.stateDir",
         live=False,
@@ -360,6 +395,7 @@ OPTIONS = (
     Option(
         "pod_resources_socket",
         "Socket of the kubelet's pod resources API.",
+        section="Kubernetes",
         kind="socket",
         key="flags.gpunode.podResourcesSocket",
         live=False,
@@ -367,6 +403,7 @@ OPTIONS = (
     Option(
         "simulate",
         "Simulate these GPUs, such as h100:8.",
+        section="Device",
         word="MODEL:N",
         key="flags.gpunode.simulate",
         live=False,
@@ -390,6 +427,7 @@ OPTIONS = (
     Option(
         "output_file",
         "Write to this file, for Node Feature Discovery.",
+        section="Output",
         default="with --to file NFD's features.d/gfd",
         kind="path",
         key="flags.gfd.outputFile",
@@ -400,6 +438,7 @@ OPTIONS = (
     Option(
         "use_node_feature_api",
         "Same as --to node-feature.",
+        section="Kubernetes",
         kind="boolean",
         key="flags.useNodeFeatureAPI",
         variables=("GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"),
@@ -427,6 +466,7 @@ OPTIONS = (
     Option(
         "no_timestamp",
         "Omit the timestamp label.",
+        section="Output",
         kind="boolean",
         key="flags.gfd.noTimestamp",
         variables=("GFD_NO_TIMESTAMP",),
@@ -453,6 +493,7 @@ OPTIONS = (
     Option(
         "kubeconfig",
         "Kubeconfig file, or kubelet for the kubelet's own.",
+        section="Kubernetes",
         word="PATH",
         default="KUBECONFIG, the pod's account or ~/.kube/config",
         key="flags.gpunode.kubeconfig",
@@ -462,6 +503,7 @@ OPTIONS = (
     Option(
         "kube_context",
         "Kubeconfig context.",
+        section="Kubernetes",
         names=("--context",),
         default="the current one",
         word="NAME",
@@ -472,6 +514,7 @@ OPTIONS = (
     Option(
         "server",
         "URL of a kubectl proxy, such as http://127.0.0.1:8001.",
+        section="Kubernetes",
         word="URL",
         key="flags.gpunode.server",
         part="labels",
@@ -480,6 +523,7 @@ OPTIONS = (
     Option(
         "namespace",
         "Namespace of the NodeFeature object.",
+        section="Kubernetes",
         word="NAME",
         default="the account's",
         key="flags.gpunode.namespace",
@@ -490,6 +534,7 @@ OPTIONS = (
     Option(
         "node_name",
         "Name of the Node.",
+        section="Kubernetes",
         names=("--node", "--node-name"),
         word="NAME",
         default="the host name",
@@ -501,6 +546,7 @@ OPTIONS = (
     Option(
         "pod_name",
         "Name of this pod; its DaemonSet then owns the NodeFeature object.",
+        section="Kubernetes",
         word="NAME",
         variables=("POD_NAME",),
         part="labels",
