@@ -21,7 +21,7 @@ from gpunode.commands.options import (
     pod_resource_option,
     refuse_unknown,
 )
-from gpunode.commands.plugin_options import refuse_empty, sources
+from gpunode.commands.plugin_options import plugin_option, refuse_empty, sources
 from gpunode.commands.session import Session, verb
 from gpunode.errors import UsageError
 from gpunode.facts.images import vector_add_image
@@ -396,9 +396,7 @@ class PluginOptions:
             show_default=f"gpunode:{__version__}, which each node must have",
         ),
     ] = ""
-    vendor: Annotated[
-        Vendor, typer.Option("--vendor", help="Vendor of the GPUs.", rich_help_panel=DEVICE)
-    ] = Vendor.NVIDIA
+    vendor: Annotated[Vendor, plugin_option("vendor")] = Vendor.NVIDIA
     namespace: Annotated[
         str,
         typer.Option(
@@ -406,15 +404,7 @@ class PluginOptions:
         ),
     ] = OWN_NAMESPACE
     runtime_class: ClassOption = "nvidia"
-    mig: Annotated[
-        Mig | None,
-        typer.Option(
-            "--mig-strategy",
-            "--mig",
-            help="Advertise MIG devices as GPUs (single), by profile (mixed) or not (none, the default).",
-            rich_help_panel=DEVICE,
-        ),
-    ] = None
+    mig: Annotated[Mig | None, plugin_option("mig_strategy", "--mig")] = None
     mps: Annotated[
         int | None,
         typer.Option(
@@ -452,10 +442,9 @@ class PluginOptions:
     ] = ""
     labels: Annotated[
         Strings,
-        typer.Option(
-            "--labels",
+        plugin_option(
+            "labels_to",
             metavar=f"{'|'.join(LABEL_SINKS)},...",
-            help="Also publish the node's labels.",
             autocompletion=one_of(*LABEL_SINKS, comma=True),
         ),
     ] = None

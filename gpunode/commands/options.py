@@ -249,9 +249,6 @@ DriverRootOption = Annotated[
         rich_help_panel=DRIVER,
     ),
 ]
-StateDirOption = Annotated[
-    str, typer.Option("--state-dir", metavar="PATH", help="State directory of the device plugin.")
-]
 DefaultOption = Annotated[
     bool,
     typer.Option(

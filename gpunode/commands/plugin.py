@@ -15,10 +15,11 @@ import typer
 
 from gpunode import __version__
 from gpunode.commands.help_page import command_group
-from gpunode.commands.options import StateDirOption, one_of
+from gpunode.commands.options import one_of
 from gpunode.commands.plugin_options import (
     CheckConfigCommand,
     SettingsCommand,
+    StateDirOption,
     refuse_empty,
     refused,
     sources,

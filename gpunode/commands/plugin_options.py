@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import typer.core
 
 from gpunode.commands.help_page import HelpCommand, is_global
@@ -12,7 +13,7 @@ from gpunode.commands.options import one_of
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.output.result import ExitCode, Result
-from gpunode.plugin.config.options import OPTIONS, Option, metavar
+from gpunode.plugin.config.options import BY_FIELD, OPTIONS, Option, metavar
 from gpunode.plugin.config.resolve import Resolved, Sources, option_value
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import FALSE, TRUE, ConfigProblem
@@ -108,7 +109,7 @@ class SettingOption(typer.core.TyperOption):
             metavar=metavar,
             show_envvar=True,
             show_default=default or False,
-            rich_help_panel=row.section and f"{row.section} options",
+            rich_help_panel=_heading(row),
             autocompletion=lambda context, args, incomplete: offered(incomplete),
         )
         self.ignored = row.ignored
@@ -117,6 +118,19 @@ class SettingOption(typer.core.TyperOption):
 
     def resolve_envvar_value(self, ctx: Any) -> None:
         """Left to the command: see the class."""
+
+
+def _heading(row: Option) -> str | None:
+    return f"{row.section} options" if row.section else None
+
+
+def plugin_option(field: str, *others: str, **attributes: Any) -> Any:
+    """An option of `plugin serve` for a command that has few of them; `others` are more flags."""
+    row = BY_FIELD[field]
+    return typer.Option(*row.flags, *others, help=row.help, rich_help_panel=_heading(row), **attributes)
+
+
+StateDirOption = Annotated[str, plugin_option("state_dir", metavar="PATH")]
 
 
 def _values(row: Option) -> tuple[str, ...]:

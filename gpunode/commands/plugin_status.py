@@ -16,8 +16,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from gpunode.commands.options import StateDirOption, duration_option
+from gpunode.commands.options import duration_option
 from gpunode.commands.plugin import plugin_app
+from gpunode.commands.plugin_options import StateDirOption, plugin_option
 from gpunode.commands.session import Session, verb
 from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, Unreadable
@@ -56,13 +57,7 @@ class Query:
         ),
     ] = ""
     pod_resources_socket: Annotated[
-        str,
-        typer.Option(
-            "--pod-resources-socket",
-            metavar="PATH",
-            help="Socket of the kubelet's pod resources API.",
-            show_default="the plugin's",
-        ),
+        str, plugin_option("pod_resources_socket", metavar="PATH", show_default="the plugin's")
     ] = ""
     state_dir: StateDirOption = PLUGIN_STATE
     nvml: Annotated[
