@@ -11,6 +11,8 @@ from gpunode.commands.session import Session, verb
 from gpunode.output.result import Result, Text
 from gpunode.output.typed import StrEnum
 
+# The functions of `typer.completion` that this module and `session.run_app` call are private. Typer documents
+# only `add_completion`, which adds --show-completion and --install-completion, and that one edits ~/.bashrc.
 VARIABLE = "_GPUNODE_COMPLETE"
 """Set by that script, with the shell's question, when Tab is pressed; read in `session.run_app`."""
 _AUTOLOADED = '[[ $zsh_eval_context[-1] == loadautofunc ]] && _gpunode_completion "$@"'
@@ -49,7 +51,7 @@ def completion(
 
     gpunode completion fish > ~/.config/fish/completions/gpunode.fish
     """
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is private
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell.value)
     if shell is Shell.ZSH:

@@ -112,11 +112,9 @@ class HelpPage:
         """
         options = [param for param in self.params if param.param_type_name == "option" and not param.is_flag]
         single = [option for option in options if not option.multiple]
-        for option in single:
-            option.multiple = True  # so that the parser keeps every value
         parser = self.make_parser(ctx)  # type: ignore[attr-defined]
-        for option in single:
-            option.multiple = False
+        for option in single:  # the parser would keep only the last value
+            parser.add_option(obj=option, opts=option.opts, dest=option.name, action="append")
         parsed, _, _ = parser.parse_args(list(args))
         flags = {flag for param in self.params for flag in param.opts if flag.startswith("-")}
         for param in self.params:

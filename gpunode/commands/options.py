@@ -152,10 +152,14 @@ def pod_resource_option(default: str = "nvidia.com/gpu") -> Any:
 
 
 def changed(group: Any) -> dict[str, Any]:
-    """The options of a dataclass (see `session.verb`) that differ from their defaults, by flag."""
+    """The options of a dataclass (see `session.verb`) that differ from their defaults, by flag.
+
+    Click knows the source of a value, but by the name of the field: the flag is the first argument of
+    `typer.Option`, which Typer keeps under the name that it has without Annotated.
+    """
     options = inspect.signature(type(group), eval_str=True).parameters
     return {
-        option.annotation.__metadata__[0].default: getattr(group, name)  # typer.Option's first argument
+        option.annotation.__metadata__[0].default: getattr(group, name)
         for name, option in options.items()
         if getattr(group, name) != option.default
     }
