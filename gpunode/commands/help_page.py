@@ -167,7 +167,8 @@ class HelpPage:
             if records:
                 longest = max(len(word) for _, text in records for word in text.split(" "))
                 with formatter.section(heading):  # a path isn't folded
-                    formatter.write_dl(records, col_max=min(_NAMES, formatter.width - longest - 4))
+                    columns = max(0, min(_NAMES, formatter.width - longest - 4))
+                    formatter.write_dl(records, col_max=columns)
 
     def listed_options(self, ctx: Any) -> list[Any]:
         """The options on the page: on the first one all, on the others those of the command."""

@@ -41,6 +41,12 @@ def test_a_help_page_is_regular(path: tuple[str, ...]) -> None:
         assert len(names) <= 1, f"two names of one option: {flags}"
 
 
+def test_help_in_a_narrow_terminal_names_every_option() -> None:
+    ran = gpunode("setup", "--help", env={"COLUMNS": "40"})
+    assert (ran.code, ran.err) == (0, "")
+    assert "\n  --image REF\n" in ran.out and "\n  -y, --yes" in ran.out
+
+
 def options_of(path: tuple[str, ...]) -> list[Any]:
     command: Any = typer.main.get_command(app)
     for name in path:
