@@ -11,7 +11,7 @@ import pytest
 from gpunode.cdi import engines as cdi_engines
 from gpunode.cdi.versions import UNKNOWN_ENGINE, oldest
 from gpunode.commands.doctor import Preflight
-from gpunode.commands.verify import Place
+from gpunode.commands.verify import VerifyPlace
 from gpunode.errors import UsageError
 from gpunode.facts import effective, engines
 from gpunode.facts.daemons import Daemon
@@ -43,7 +43,7 @@ def test_tables_have_an_entry_for_each_engine() -> None:
     assert set(effective._READERS) == set(ENGINES)
     assert set(cdi_engines._FINDERS) == set(ENGINES)
     assert set(find.FINDERS) == {*ENGINES, *DISTRIBUTIONS}
-    assert {one.value for one in Place} == {*ENGINES, *DISTRIBUTIONS, "host", "kubernetes"}
+    assert {one.value for one in VerifyPlace} == {*ENGINES, *DISTRIBUTIONS, "host", "kubernetes"}
     assert {one.value for one in Preflight} == {*ENGINES, "kubernetes"}
 
 

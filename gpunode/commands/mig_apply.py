@@ -50,7 +50,7 @@ class MigApplication:
 
 
 @dataclass(frozen=True)
-class Done:
+class ApplyResult:
     """Result of a run: the plan, its GPUs before, all layouts afterwards."""
 
     plan: mig_plan.MigPlan
@@ -64,7 +64,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Settled:
+class CdiUpdate:
     """What happened to the CDI specification (empty where there is none), and what failed: with an outdated
     one containers get the wrong devices, so that is an error, although the layout was applied."""
 
@@ -73,7 +73,7 @@ class Settled:
     errors: tuple[ErrorInfo, ...] = ()
 
 
-def settle(host: Host, progress: Progress) -> Settled:
+def settle(host: Host, progress: Progress) -> CdiUpdate:
     """Device files for new instances, and a new CDI specification if this node has one.
 
     Never raises for a failure of these, because the layout was applied.
@@ -83,10 +83,10 @@ def settle(host: Host, progress: Progress) -> Settled:
         cdi = _describe(host, progress)
     except GpunodeError as error:
         text = f"the layout was applied, but the CDI specification was not updated: {error.message}"
-        return Settled(
+        return CdiUpdate(
             "failed", notes, (ErrorInfo("mig-cdi", text, "fix that, then run: gpunode cdi refresh"),)
         )
-    return Settled(cdi, notes)
+    return CdiUpdate(cdi, notes)
 
 
 def _make_nodes(host: Host) -> tuple[str, ...]:
@@ -130,7 +130,9 @@ def _describe(host: Host, progress: Progress) -> str:
     return f"{changes[0].path} {changes[0].action}" if changes else ""
 
 
-def finish(host: Host, selection: mig_plan.Chosen, done: Done, boot: bool, progress: Progress) -> Result:
+def finish(
+    host: Host, selection: mig_plan.ConfigSelection, done: ApplyResult, boot: bool, progress: Progress
+) -> Result:
     """Install the unit if requested, and return the result of all these steps."""
     notes, errors = list(done.notes), list(done.errors)
     journal, blocks = "", list(_changes(done))
@@ -169,7 +171,7 @@ def finish(host: Host, selection: mig_plan.Chosen, done: Done, boot: bool, progr
     return Result("MigApplication", data, "fail", *failed)
 
 
-def _devices(done: Done) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
+def _devices(done: ApplyResult) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
     old = tuple(device for gpu in done.before for device in devices_of(gpu.instances))
     uuids = {gpu.uuid for gpu in done.before}
     now = tuple(
@@ -178,7 +180,7 @@ def _devices(done: Done) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
     return old, now
 
 
-def _changes(done: Done) -> Iterator[Block]:
+def _changes(done: ApplyResult) -> Iterator[Block]:
     label = done.plan.label
     if not done.changed:
         yield Text(f"{label}: unchanged", Style.GOOD)
@@ -298,7 +300,7 @@ class _Run:
         self,
         host: Host,
         request: LayoutRequest,
-        selection: mig_plan.Chosen,
+        selection: mig_plan.ConfigSelection,
         labels: MigLabels,
         progress: Progress,
         shielded: Callable[[], AbstractContextManager[None]],
@@ -313,7 +315,7 @@ class _Run:
         self._rests = bool(self._keeper.drained.restart_commands)  # and must be started again at the end
         self._still = Drained()
 
-    def done(self) -> Done:
+    def done(self) -> ApplyResult:
         """Plan and carry out; services stopped for it, or by a killed run, are started again in any case."""
         failed = True
         try:
@@ -329,7 +331,7 @@ class _Run:
                     self._progress.note(f"what this run had stopped can't be recorded: {error.message}")
         return done
 
-    def _done(self) -> Done:
+    def _done(self) -> ApplyResult:
         node_plan, busy = self._plan()
         notes = node_plan.notes
         if not node_plan.changes:
@@ -355,18 +357,18 @@ class _Run:
         return node_labels.SUCCESS if mig_plan.holds(self._chosen, layouts) else node_labels.PENDING
 
     def _outcome(
-        self, node_plan: mig_plan.Planned, after: Layouts, notes: Sequence[str], *, changed: bool
-    ) -> Done:
+        self, node_plan: mig_plan.LayoutPlan, after: Layouts, notes: Sequence[str], *, changed: bool
+    ) -> ApplyResult:
         plan = mig_plan.data_of(self._chosen.path, self._chosen.label, node_plan, ())
         before = tuple(gpu_plan.gpu for gpu_plan in node_plan.plans)
-        return Done(plan, before, after, changed, tuple(notes))
+        return ApplyResult(plan, before, after, changed, tuple(notes))
 
-    def _plan(self) -> tuple[mig_plan.Planned, tuple[Obstacle, ...]]:
+    def _plan(self) -> tuple[mig_plan.LayoutPlan, tuple[Obstacle, ...]]:
         return mig_plan.look_and_plan(
             self._host, self._chosen, self._progress, mode_only=self._request.mode_only
         )
 
-    def _refuse(self, node_plan: mig_plan.Planned, busy: Sequence[Obstacle]) -> None:
+    def _refuse(self, node_plan: mig_plan.LayoutPlan, busy: Sequence[Obstacle]) -> None:
         if busy:
             raise InUse(busy)
         waits = [
@@ -400,7 +402,7 @@ class _Run:
                 for trouble in troubles:
                     self._progress.note(trouble)
 
-    def _change(self, node_plan: mig_plan.Planned) -> Layouts:
+    def _change(self, node_plan: mig_plan.LayoutPlan) -> Layouts:
         half = {gpu.uuid for gpu in node_plan.left.half}
         plans = tuple(
             gpu_plan
@@ -452,7 +454,7 @@ class _Run:
 # The Node's labels, which `mig apply` reports to the cluster during the run and at the end.
 
 
-class BesideAnother(PreconditionError):
+class OtherMigManagerError(PreconditionError):
     """A MIG manager runs on this node, and the labels are its own."""
 
     default_code = "mig-keeper"
@@ -465,10 +467,10 @@ def label_command(host: Host, label: str, node: str = "") -> str:
 
 
 def refuse_another(host: Host, label: str) -> None:
-    """`BesideAnother` where another MIG manager runs."""
+    """`OtherMigManagerError` where another MIG manager runs."""
     other_manager = manager(Node(host))
     if other_manager:
-        raise BesideAnother(
+        raise OtherMigManagerError(
             f"{other_manager}, acts on {node_labels.CONFIG} itself:"
             " both would change the layout of these GPUs",
             hint=f"let it do it: {label_command(host, label)}",
@@ -517,8 +519,8 @@ class MigLabels:
         return self._label
 
     def begin(self, label: str) -> None:
-        """Select this configuration. `UsageError` if it isn't a label, `BesideAnother`; what `access.connect`
-        raises."""
+        """Select this configuration. `UsageError` if it isn't a label, `OtherMigManagerError`; what
+        `access.connect` raises."""
         self._label = label
         if not self._on:
             return
@@ -535,7 +537,7 @@ class MigLabels:
         try:
             yield
         except GpunodeError as error:
-            may_report = self._on and not isinstance(error, BesideAnother)
+            may_report = self._on and not isinstance(error, OtherMigManagerError)
             if may_report and not self.sent_state and self._is_requested():
                 self.tell(node_labels.FAILED, softly=True)
             raise

@@ -76,7 +76,7 @@ def _word(label: str) -> str:
     return f'"{text}"'
 
 
-def refuse_persist(host: Host, selection: mig_plan.Chosen) -> None:
+def refuse_persist(host: Host, selection: mig_plan.ConfigSelection) -> None:
     """Checks before anything is changed: `PreconditionError` where a unit can't apply a layout, or another
     unit does already; `ConfigError` for a unit of this name that gpunode didn't write."""
     edits(host, selection)
@@ -95,7 +95,7 @@ def refuse_persist(host: Host, selection: mig_plan.Chosen) -> None:
         )
 
 
-def _unit_text(host: Host, selection: mig_plan.Chosen) -> str:
+def _unit_text(host: Host, selection: mig_plan.ConfigSelection) -> str:
     try:
         return unit_text(program(host), selection.label)
     except ValueError as error:
@@ -104,7 +104,7 @@ def _unit_text(host: Host, selection: mig_plan.Chosen) -> str:
         ) from error
 
 
-def edits(host: Host, selection: mig_plan.Chosen) -> tuple[FileEdit, ...]:
+def edits(host: Host, selection: mig_plan.ConfigSelection) -> tuple[FileEdit, ...]:
     unit = _unit_text(host, selection).encode()
     return (
         FileEdit(CONFIG_FILE, host.read_bytes(CONFIG_FILE), selection.data),
@@ -112,7 +112,7 @@ def edits(host: Host, selection: mig_plan.Chosen) -> tuple[FileEdit, ...]:
     )
 
 
-def persist_preview(host: Host, selection: mig_plan.Chosen) -> Iterator[Block]:
+def persist_preview(host: Host, selection: mig_plan.ConfigSelection) -> Iterator[Block]:
     """What --persist would write, or why it would not. `ConfigError` for a unit that gpunode didn't write."""
     try:
         refuse_persist(host, selection)
@@ -121,7 +121,7 @@ def persist_preview(host: Host, selection: mig_plan.Chosen) -> Iterator[Block]:
     yield from change_blocks([edit.change() for edit in edits(host, selection)], dry_run=True)
 
 
-def install(host: Host, selection: mig_plan.Chosen, progress: Progress) -> FilesChanged:
+def install(host: Host, selection: mig_plan.ConfigSelection, progress: Progress) -> FilesChanged:
     return change_files(
         host,
         OPERATION,
@@ -132,7 +132,7 @@ def install(host: Host, selection: mig_plan.Chosen, progress: Progress) -> Files
     )
 
 
-def another_at_boot(host: Host, selection: mig_plan.Chosen) -> Iterator[str]:
+def another_at_boot(host: Host, selection: mig_plan.ConfigSelection) -> Iterator[str]:
     """Warning: this layout lasts until the next boot, when the unit of an earlier --persist applies its
     own."""
     unit = host.read_text(UNIT_FILE) or ""

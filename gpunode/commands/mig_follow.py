@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from gpunode.commands import mig_apply, mig_plan
-from gpunode.commands.mig_apply import BesideAnother, MigLabels, label_command, refuse_another
+from gpunode.commands.mig_apply import MigLabels, OtherMigManagerError, label_command, refuse_another
 from gpunode.commands.session import until_signal
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
@@ -37,7 +37,7 @@ AGAIN_SECONDS, LONGEST_SECONDS = 5.0, 120.0  # after a temporary failure, twice 
 LOCKED = "locked"
 
 
-class Follower:
+class LabelFollower:
     """The request, the last action, and the time of the next check.
 
     `interruptible` is a context in which a terminating signal is raised (True) or deferred (False).
@@ -185,7 +185,7 @@ class Follower:
         self._log.info("the layout is as requested", label=self.label, action=action, state=self.said)
 
     def _failed(self, error: GpunodeError, labels: MigLabels) -> None:
-        if isinstance(error, BesideAnother):
+        if isinstance(error, OtherMigManagerError):
             raise error
         now, self.said = self._host.monotonic(), labels.sent_state or node_labels.FAILED
         retry = _may_pass(error)
@@ -286,7 +286,7 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
             finally:
                 signals.wake = before
 
-        follower = Follower(host, request, access, node, labels, log, interruptible)
+        follower = LabelFollower(host, request, access, node, labels, log, interruptible)
         systemd = Systemd(host, log)
         systemd.tell("READY=1")
         log.info("following the label", node=labels.node, label=node_labels.CONFIG)

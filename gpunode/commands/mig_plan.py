@@ -36,7 +36,7 @@ _THE_NODES = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/lin
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ConfigSelection:
     """A label of a configuration file, and the file's bytes."""
 
     path: str
@@ -46,7 +46,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Planned:
+class LayoutPlan:
     """The current state, the plan of each GPU that the configuration names, and the notes.
 
     `left` is what earlier runs left incomplete: those GPUs count as what they were before, and are restored
@@ -69,12 +69,12 @@ class Planned:
         return tuple(gpu_plan for gpu_plan in self.plans if gpu_plan.steps or gpu_plan.target is None)
 
 
-def choose(path: str, label: str, requested_label: Callable[[], str] = str) -> Chosen:
+def choose(path: str, label: str, requested_label: Callable[[], str] = str) -> ConfigSelection:
     """Read the file (``-``: standard input) of this machine and select a label; errors say what is wrong.
     `requested_label` selects one if there are several and the user named none."""
     data, config = read(path)
     selected, entries = config.select(label or (requested_label() if len(config.labels) > 1 else ""))
-    return Chosen(config.path, selected, entries, data)
+    return ConfigSelection(config.path, selected, entries, data)
 
 
 def read(path: str) -> tuple[bytes, MigConfig]:
@@ -99,7 +99,9 @@ def _read(path: str) -> bytes:
     return content
 
 
-def planned(host: Host, selection: Chosen, layouts: Layouts, *, mode_only: bool = False) -> Planned:
+def planned(
+    host: Host, selection: ConfigSelection, layouts: Layouts, *, mode_only: bool = False
+) -> LayoutPlan:
     """The plan for these layouts. `CannotBe` for layouts that this node can't have."""
     desired = wishes(selection.path, selection.label, selection.entries, layouts)
     plans = plan(selection.path, desired.all, mode_only=mode_only)
@@ -116,7 +118,7 @@ def planned(host: Host, selection: Chosen, layouts: Layouts, *, mode_only: bool 
         if gpu.index not in restored
     ]
     ordered = sorted((*plans, *others), key=lambda gpu_plan: gpu_plan.gpu.index)
-    return Planned(
+    return LayoutPlan(
         layouts,
         tuple(ordered),
         (*_unfinished_lines(unfinished_gpus, restored), *desired.notes, *notes),
@@ -149,7 +151,7 @@ def _unfinished_lines(unfinished_gpus: unfinished.UnfinishedGpus, restored: Coll
         yield f"{message}, and GPU {gpu.index} can't be queried now; it had {cut}"
 
 
-def holds(selection: Chosen, layouts: Layouts) -> bool:
+def holds(selection: ConfigSelection, layouts: Layouts) -> bool:
     """Whether these layouts match the whole configuration, and not only its modes."""
     try:
         desired = wishes(selection.path, selection.label, selection.entries, layouts).all
@@ -178,8 +180,8 @@ def in_the_way(
 
 
 def look_and_plan(
-    host: Host, selection: Chosen, progress: Progress, *, mode_only: bool = False
-) -> tuple[Planned, tuple[Obstacle, ...]]:
+    host: Host, selection: ConfigSelection, progress: Progress, *, mode_only: bool = False
+) -> tuple[LayoutPlan, tuple[Obstacle, ...]]:
     """The plan for the current layouts, and the processes that block it; none if nothing is to change."""
     with progress.step("reading the layouts"):
         layouts, processes = look(host)
@@ -279,7 +281,7 @@ class MigPlan:
     obstacles: tuple[dict[str, object], ...]
 
 
-def data_of(config: str, label: str, node_plan: Planned, busy: Sequence[Obstacle]) -> MigPlan:
+def data_of(config: str, label: str, node_plan: LayoutPlan, busy: Sequence[Obstacle]) -> MigPlan:
     """The plan for programs."""
     keys = ("kind", "gpu", "what", "name", "pid", "container", "pod", "unit", "drain")
     processes = tuple({key: getattr(obstacle, key) for key in keys} for obstacle in busy)

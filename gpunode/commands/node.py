@@ -46,7 +46,7 @@ KIND = "NodeChange"
 
 
 @dataclass(frozen=True)
-class Target:
+class NodeTarget:
     """Node and cluster; an empty `node` is looked up, see `access.node_name`."""
 
     access: Access = Access()
@@ -81,7 +81,7 @@ class NodeChange:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeLocation:
     """The node found from `place`, by `source`; `own` if it is this machine."""
 
     cluster: Cluster
@@ -95,21 +95,21 @@ class Place:
         return shlex.join(("gpunode", "node", verb, "--node", self.node, *self.cluster.options, *words))
 
 
-def place(host: Host, target: Target) -> Place:
+def place(host: Host, target: NodeTarget) -> NodeLocation:
     """Errors as in `access.connect` and `access.node_name`."""
     node_name(host, target.node)  # an invalid name is refused before any query
     return place_in(connect(host, target.access), host, target.node, target.dry_run)
 
 
-def place_in(cluster: Cluster, host: Host, node: str, dry_run: bool) -> Place:
+def place_in(cluster: Cluster, host: Host, node: str, dry_run: bool) -> NodeLocation:
     """The same in a known cluster; an empty `node` is looked up."""
     name, source = node_name(host, node, cluster.node)
     own, _ = node_name(host, "", cluster.node)
-    return Place(cluster, name, source, name == own, dry_run)
+    return NodeLocation(cluster, name, source, name == own, dry_run)
 
 
 def carry_out(
-    host: Host, progress: Progress, at: Place, plan: Callable[[Json], Patch], *, status: bool = False
+    host: Host, progress: Progress, at: NodeLocation, plan: Callable[[Json], Patch], *, status: bool = False
 ) -> Changed:
     """Patch the node, or its status; with a dry run only plan. `ClusterError`, and what `plan` raises."""
     cluster = at.cluster
@@ -130,7 +130,7 @@ def carry_out(
 
 
 def changed_node(
-    at: Place, done: Changed, changes: Sequence[KeyChange], undo: str = "", *, status: bool = False
+    at: NodeLocation, done: Changed, changes: Sequence[KeyChange], undo: str = "", *, status: bool = False
 ) -> Result:
     """The result of `carry_out`; kind NodeChange."""
     data = node_change(at, done, changes, undo, status=status)
@@ -138,7 +138,7 @@ def changed_node(
 
 
 def node_change(
-    at: Place, done: Changed, changes: Sequence[KeyChange], undo: str, *, status: bool = False
+    at: NodeLocation, done: Changed, changes: Sequence[KeyChange], undo: str, *, status: bool = False
 ) -> NodeChange:
     """`changes` and `undo` only count if a patch was needed."""
     path = f"/api/v1/nodes/{at.node}{'/status' if status else ''}"
@@ -236,7 +236,7 @@ def node_advertise(
     host, progress, resource, force = session.host, session.progress, options.resource, options.force
     _check_resource(resource)
     _check_count(options.count, remove=options.remove)
-    at = place(host, Target(Access(kubeconfig, kube_context, server), node, dry_run))
+    at = place(host, NodeTarget(Access(kubeconfig, kube_context, server), node, dry_run))
     number = None if options.remove else _count(host, options.count, resource, at, progress)
     by = served(host, resource) if at.own and not force else ""
 
@@ -273,7 +273,7 @@ def _not_read_back(data: NodeChange, error: ClusterError) -> Result:
 
 
 def _roll_back(
-    host: Host, progress: Progress, at: Place, resource: str, before: str | None, data: NodeChange
+    host: Host, progress: Progress, at: NodeLocation, resource: str, before: str | None, data: NodeChange
 ) -> None:
     """Ctrl-C during the wait for the kubelet: the node is restored, unless a client has changed it since."""
     if not data.patch:
@@ -317,7 +317,7 @@ def _check_count(count: str, *, remove: bool) -> None:
         )
 
 
-def _count(host: Host, count: str, resource: str, at: Place, progress: Progress) -> int:
+def _count(host: Host, count: str, resource: str, at: NodeLocation, progress: Progress) -> int:
     if count != AUTO:
         return int(count)
     if not at.own:
@@ -396,7 +396,7 @@ def _number(amount: str | None) -> str | None:
 
 
 def _await(
-    host: Host, progress: Progress, at: Place, resource: str, desired: str | None, seconds: float
+    host: Host, progress: Progress, at: NodeLocation, resource: str, desired: str | None, seconds: float
 ) -> Json:
     """The node, read repeatedly until both values are as desired, or the time is up."""
     end = host.monotonic() + seconds

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # what only one subcommand needs is imported when that runs: `plugin status` loads this module, too
 
 
-class Foreign(StrEnum):
+class OtherPlugin(StrEnum):
     """Device plugins that have a configuration which gpunode can translate."""
 
     GKE = "gke"
@@ -74,7 +74,7 @@ def plugin_check_config(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="Configuration file to check.")] = "",
     source: Annotated[
-        Foreign | None, typer.Option("--from", help="Convert FILE from GKE's format and print it.")
+        OtherPlugin | None, typer.Option("--from", help="Convert FILE from GKE's format and print it.")
     ] = None,
     **options: Any,
 ) -> Result:
@@ -293,7 +293,7 @@ _KIND = "PluginConfig"
 
 
 @dataclass(frozen=True)
-class _Advertised:
+class _Advertisement:
     """What this node would advertise, or why that is unknown."""
 
     plan: Plan | None = None
@@ -351,7 +351,7 @@ def _messages(warnings: tuple[ConfigProblem, ...]) -> tuple[str, ...]:
 # --- the node -------------------------------------------------------------------------------------------
 
 
-def _advertised(host: Host, settings: Settings) -> _Advertised:
+def _advertised(host: Host, settings: Settings) -> _Advertisement:
     from gpunode.plugin.compose import make_backend
     from gpunode.plugin.logfmt import silent_log
 
@@ -359,10 +359,10 @@ def _advertised(host: Host, settings: Settings) -> _Advertised:
         backend = make_backend(host, settings, silent_log())
         inventory, reason = look(host, settings)
         if inventory is None:
-            return _Advertised(unknown=reason)
-        return _Advertised(backend.plan(settings, inventory))
+            return _Advertisement(unknown=reason)
+        return _Advertisement(backend.plan(settings, inventory))
     except GpunodeError as error:
-        return _Advertised(problem=error)
+        return _Advertisement(problem=error)
 
 
 # --- output ---------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def _data(file: str, resolved: Resolved) -> PluginConfig:
     )
 
 
-def _planned(data: PluginConfig, advertised: _Advertised) -> PluginConfig:
+def _planned(data: PluginConfig, advertised: _Advertisement) -> PluginConfig:
     if advertised.plan is None:
         return replace(data, unknown=advertised.unknown)
     resources = tuple(
@@ -454,7 +454,7 @@ def _planned_device(device: Device) -> PlannedDevice:
     return PlannedDevice(device.id, device.unit.index, device.unit.name, device.unit.profile, problem)
 
 
-def _blocks(file: str, resolved: Resolved, advertised: _Advertised) -> Iterator[Block]:
+def _blocks(file: str, resolved: Resolved, advertised: _Advertisement) -> Iterator[Block]:
     yield Text(f"{file or 'without a config file'}: valid", Style.GOOD)
     yield Text("")
     yield Table(("option", "value", "from"), tuple(_rows(resolved)))

@@ -29,11 +29,11 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.commands.setup_steps import (
+    NodeStep,
     Show,
-    State,
-    Step,
     StepReport,
-    Walked,
+    StepResults,
+    StepState,
     not_shown,
     overview,
     walk,
@@ -135,11 +135,11 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
             cluster_access.find(host, request.access)  # a malformed URL is refused before the plan
     killed = unfinished_notes(Journal.of(host))
     if request.dry_run:
-        walked = walk(host, _steps(host, request, progress), show, dry_run=True, describe=_interruption)
-        return _result(host, walked, killed, dry_run=True)
+        results = walk(host, _steps(host, request, progress), show, dry_run=True, describe=_interruption)
+        return _result(host, results, killed, dry_run=True)
     foreseen = _expected_reports(_steps(host, request, progress))
     if not killed and not any(report.state == "planned" for report in foreseen):
-        return _result(host, Walked(foreseen), (), dry_run=False)
+        return _result(host, StepResults(foreseen), (), dry_run=False)
     show(*_plan(foreseen, killed))
     if not request.yes and not request.confirm("Reset this node?"):
         raise PreconditionError(
@@ -151,8 +151,8 @@ def reset(host: Host, request: ResetRequest, progress: Progress, show: Show = no
     if killed:
         with begin(host, engine_restart(host, progress)) as (_, notes):
             pass  # it rolls back what a killed run left
-    walked = walk(host, _steps(host, request, progress), show, dry_run=False, describe=_interruption)
-    return _result(host, walked, notes, dry_run=False)
+    results = walk(host, _steps(host, request, progress), show, dry_run=False, describe=_interruption)
+    return _result(host, results, notes, dry_run=False)
 
 
 def _interruption(command: str, reports: Sequence[StepReport]) -> ErrorInfo:
@@ -164,14 +164,14 @@ def _interruption(command: str, reports: Sequence[StepReport]) -> ErrorInfo:
     return ErrorInfo("interrupted", f"{during}; undone before it: {done}", hint)
 
 
-def _expected_reports(steps: Iterator[Step]) -> tuple[StepReport, ...]:
+def _expected_reports(steps: Iterator[NodeStep]) -> tuple[StepReport, ...]:
     """The steps to run, with reasons. A step that can't read the node's state is run too."""
     reports = []
     for step in steps:
         try:
             state = step.look()
         except GpunodeError as error:
-            state = State(error.message)
+            state = StepState(error.message)
         became = "right" if state.right else "left" if state.left else "planned"
         reports.append(StepReport(step.name, step.command, became, state.why))
     return tuple(reports)
@@ -187,7 +187,7 @@ def _plan(foreseen: Sequence[StepReport], killed: Sequence[str]) -> Iterator[Blo
     yield Text("")
 
 
-def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[Step]:
+def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[NodeStep]:
     """Steps in order: users of the GPUs are undone before what they need."""
     journal = Journal.of(host)
     runtimes = tuple(
@@ -211,7 +211,7 @@ def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[St
 
 
 @dataclass(frozen=True)
-class Part:
+class ResetPart:
     """Files and systemd units of one kind.
 
     `operations` are those of the journal that wrote the files; `own` returns the edits that remove files
@@ -240,7 +240,7 @@ class FilesReset:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PartPlan:
     """What a part's step does: `stop` are the units that run or start at boot, `foreign` the files that
     another program changed since, with the journal's entry; entries in `undone` have none of these."""
 
@@ -284,7 +284,7 @@ def _changes_rules(edits: Sequence[FileEdit]) -> bool:
     return any(edit.path.startswith("/etc/udev/") for edit in edits)
 
 
-def _entries(journal: Journal, part: Part) -> tuple[Entry, ...]:
+def _entries(journal: Journal, part: ResetPart) -> tuple[Entry, ...]:
     """The active entries of a part, newest first."""
     return tuple(
         entry
@@ -297,7 +297,7 @@ def _journal_command(entry: str) -> str:
     return f"gpunode journal show {entry}"
 
 
-def _planned(host: Host, part: Part, entries: Sequence[Entry]) -> Planned:
+def _planned(host: Host, part: ResetPart, entries: Sequence[Entry]) -> PartPlan:
     restored, changed_since = restoring(host, Journal.of(host), entries)
     edits = {edit.path: edit for edit in restored if edit.path not in changed_since}
     edits |= {edit.path: edit for edit in part.own(host)}
@@ -312,17 +312,17 @@ def _planned(host: Host, part: Part, entries: Sequence[Entry]) -> Planned:
         unit for unit in part.units if unit in states and (states[unit].runs or states[unit].at_boot)
     )
     undone = tuple(entry for entry in entries if not any(file["path"] in foreign for file in entry.files))
-    return Planned(tuple(edits.values()), stop, foreign, undone)
+    return PartPlan(tuple(edits.values()), stop, foreign, undone)
 
 
 def _unit_states(host: Host, units: Sequence[str]) -> Mapping[str, UnitState]:
     return read_unit_states(host, units) if units else {}
 
 
-def _files_step(host: Host, progress: Progress, part: Part) -> Step:
+def _files_step(host: Host, progress: Progress, part: ResetPart) -> NodeStep:
     journal = Journal.of(host)
 
-    def planned() -> Planned:
+    def planned() -> PartPlan:
         return _planned(host, part, _entries(journal, part))
 
     entries = _entries(journal, part)
@@ -337,18 +337,18 @@ def _files_step(host: Host, progress: Progress, part: Part) -> Step:
             return _files_result(planned(), "", (), dry_run=True)
         return _undo_files(host, progress, part, planned)
 
-    return Step(part.name, command, lambda: _state_of(planned()), run, part.needs)
+    return NodeStep(part.name, command, lambda: _state_of(planned()), run, part.needs)
 
 
-def _state_of(plan: Planned) -> State:
+def _state_of(plan: PartPlan) -> StepState:
     if plan.stop or plan.changed:
-        return State(str(plan))
+        return StepState(str(plan))
     if plan.foreign:
-        return State(f"changed by another program since: {', '.join(plan.foreign)}", left=True)
-    return State("nothing of gpunode's", right=True)
+        return StepState(f"changed by another program since: {', '.join(plan.foreign)}", left=True)
+    return StepState("nothing of gpunode's", right=True)
 
 
-def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[], Planned]) -> Result:
+def _undo_files(host: Host, progress: Progress, part: ResetPart, planned: Callable[[], PartPlan]) -> Result:
     plan = planned()  # the present state of the units; the files are read again under the lock
     rest = tuple(unit for unit in plan.stop if unit not in plan.removed_units)
     journal = Journal.of(host)
@@ -385,7 +385,7 @@ def _undo_files(host: Host, progress: Progress, part: Part, planned: Callable[[]
     return _files_result(plan, changed.journal, changed.notes, dry_run=False)
 
 
-def _files_result(plan: Planned, journal: str, notes: tuple[str, ...], *, dry_run: bool) -> Result:
+def _files_result(plan: PartPlan, journal: str, notes: tuple[str, ...], *, dry_run: bool) -> Result:
     changes = tuple(shown(edit, "Rollback") for edit in plan.changed)
     blocks = edit_blocks(plan.changed, "Rollback", dry_run=dry_run)
     blocks += command_blocks(plan.commands, dry_run=dry_run)
@@ -419,18 +419,18 @@ def _mig_unit(host: Host) -> Sequence[FileEdit]:
     )
 
 
-_PLUGIN = Part("plugin", f"systemctl disable --now {UNIT}", ("device-plugin",), _plugin_files, (UNIT,))
-_DOCTOR = Part(
+_PLUGIN = ResetPart("plugin", f"systemctl disable --now {UNIT}", ("device-plugin",), _plugin_files, (UNIT,))
+_DOCTOR = ResetPart(
     "doctor-timer", f"systemctl disable --now {_DOCTOR_TIMER}", units=(_DOCTOR_TIMER, _DOCTOR_SERVICE)
 )
 # a run of the service that has not ended would write the file again
-_METRICS_FILE = Part("doctor-metrics", f"rm {METRICS}", own=_metrics_file, needs=(_DOCTOR.name,))
-_MIG = Part(
+_METRICS_FILE = ResetPart("doctor-metrics", f"rm {METRICS}", own=_metrics_file, needs=(_DOCTOR.name,))
+_MIG = ResetPart(
     "mig-at-boot", f"systemctl disable --now {mig_boot.UNIT}", ("mig-persist",), _mig_unit, (mig_boot.UNIT,)
 )
-_CDI = Part("cdi", "gpunode cdi refresh --remove", ("cdi-refresh",), cdi_files, refresh.UNITS)
-_SETTINGS = Part("toolkit-config", "", ("toolkit-config",))
-_FIXES = Part("doctor-fixes", "", ("doctor-fix",))
+_CDI = ResetPart("cdi", "gpunode cdi refresh --remove", ("cdi-refresh",), cdi_files, refresh.UNITS)
+_SETTINGS = ResetPart("toolkit-config", "", ("toolkit-config",))
+_FIXES = ResetPart("doctor-fixes", "", ("doctor-fix",))
 
 
 # Container engines.
@@ -438,7 +438,7 @@ _FIXES = Part("doctor-fixes", "", ("doctor-fix",))
 
 def _runtime_step(
     host: Host, request: ResetRequest, progress: Progress, key: tuple[str, str], entries: tuple[Entry, ...]
-) -> Step:
+) -> NodeStep:
     """Remove the runtimes that `entries`, all of one engine, configured. Where gpunode changed a runtime that
     another tool had registered, the files are restored instead."""
     engine, config = key
@@ -471,10 +471,10 @@ def _runtime_step(
             _finish(host, key)
         return replace(results[-1], blocks=tuple(block for result in results for block in result.blocks))
 
-    return Step(
+    return NodeStep(
         f"runtime-{engine}",
         f"gpunode rollback {first.id}" if restores or missing else commands,
-        lambda: State(f"{', '.join(names)} in {', '.join(files)}"),
+        lambda: StepState(f"{', '.join(names)} in {', '.join(files)}"),
         run,
         (),
     )
@@ -499,9 +499,9 @@ def _of_missing_engine(
     host: Host, progress: Progress, name: str, entries: Sequence[Entry], *, dry_run: bool
 ) -> Result:
     """Restore the files of an engine that is no longer installed: there is no daemon to restart."""
-    part = Part(name)
+    part = ResetPart(name)
 
-    def planned() -> Planned:
+    def planned() -> PartPlan:
         return _planned(host, part, tuple(reversed(entries)))
 
     if dry_run:
@@ -512,33 +512,35 @@ def _of_missing_engine(
 # Labels and resources of the Node object.
 
 
-def _cluster_steps(host: Host, progress: Progress, request: ResetRequest) -> Iterator[Step]:
+def _cluster_steps(host: Host, progress: Progress, request: ResetRequest) -> Iterator[NodeStep]:
     """Two requests, so two steps; the plugin must be stopped before both, because it may set labels
     itself."""
 
     @functools.cache
-    def place() -> node_object.Place | State:
+    def place() -> node_object.NodeLocation | StepState:
         return _place(host, progress, request)
 
-    def step(name: str, describe: Callable[[Json], str], run: Callable[[node_object.Place], Result]) -> Step:
-        def look() -> State:
+    def step(
+        name: str, describe: Callable[[Json], str], run: Callable[[node_object.NodeLocation], Result]
+    ) -> NodeStep:
+        def look() -> StepState:
             at = place()
-            if isinstance(at, State):
+            if isinstance(at, StepState):
                 return at
             node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
             description = describe(node)
             return (
-                State(f"node {at.node}: {description}")
+                StepState(f"node {at.node}: {description}")
                 if description
-                else State("none of gpunode's", right=True)
+                else StepState("none of gpunode's", right=True)
             )
 
         def act(_dry_run: bool) -> Result:
             at = place()
-            assert not isinstance(at, State)  # `look` skips the step
+            assert not isinstance(at, StepState)  # `look` skips the step
             return run(at)
 
-        return Step(name, _access_command(host), look, act, (_PLUGIN.name,))
+        return NodeStep(name, _access_command(host), look, act, (_PLUGIN.name,))
 
     yield step(
         "node-labels",
@@ -559,29 +561,29 @@ def _access_command(host: Host) -> str:
     return f"{_COMMAND} --kubeconfig {cluster_access.KUBELET if kubelets else 'PATH'}"
 
 
-def _place(host: Host, progress: Progress, request: ResetRequest) -> node_object.Place | State:
+def _place(host: Host, progress: Progress, request: ResetRequest) -> node_object.NodeLocation | StepState:
     """The Node in its cluster, or why it wasn't queried."""
     requested = request.access != Access() or bool(request.node)
     if not requested and not _joined(host):
-        return State("this machine is not a node of a cluster", right=True)
+        return StepState("this machine is not a node of a cluster", right=True)
     if not host.live:
-        return State("no API server is queried under --root", left=True)
+        return StepState("no API server is queried under --root", left=True)
     try:
-        at = node_object.place(host, node_object.Target(request.access, request.node, request.dry_run))
+        at = node_object.place(host, node_object.NodeTarget(request.access, request.node, request.dry_run))
     except (NoAccess, ExtraMissing) as error:
         if requested:
             raise
-        return State(f"not looked at: {error.message}", left=True)
+        return StepState(f"not looked at: {error.message}", left=True)
     try:
         node = patiently(host, progress, lambda: at.cluster.get("Node", at.node))
     except NotFound:
-        return State(f"{at.cluster.server} has no Node {at.node}", right=not requested, left=requested)
+        return StepState(f"{at.cluster.server} has no Node {at.node}", right=not requested, left=requested)
     # the default kubeconfig may be another cluster's, with a node of the same name
     if at.source == "this machine's name" and not cluster_access.is_this_machine(host, node):
         reason = (
             f"Node {at.node} at {at.cluster.server} has another machine-id; if it is this one, add --node"
         )
-        return State(reason, left=True)
+        return StepState(reason, left=True)
     return at
 
 
@@ -592,7 +594,7 @@ def _joined(host: Host) -> bool:
     return False
 
 
-def _remove_labels(host: Host, progress: Progress, at: node_object.Place) -> Result:
+def _remove_labels(host: Host, progress: Progress, at: node_object.NodeLocation) -> Result:
     done = node_object.carry_out(host, progress, at, removal_patch)
     labels, lists = own_labels(done.before)
     changes = [node_object.KeyChange(key, value, None) for key, value in {**labels, **lists}.items()]
@@ -603,7 +605,7 @@ def _advertised(node: Json) -> dict[str, str]:
     return own_entries(node, ("status", "capacity"))
 
 
-def _remove_resources(host: Host, progress: Progress, at: node_object.Place) -> Result:
+def _remove_resources(host: Host, progress: Progress, at: node_object.NodeLocation) -> Result:
     def plan(node: Json) -> list[Json]:
         return [step for name in _advertised(node) for step in capacity_patch(node, name, None)]
 
@@ -616,17 +618,17 @@ def _remove_resources(host: Host, progress: Progress, at: node_object.Place) -> 
 # Packages.
 
 
-def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> Step:
-    def look() -> State:
+def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> NodeStep:
+    def look() -> StepState:
         entries = Journal.of(host).entries()
         if not any(entry.manifest.get("operation") == toolkit.OPERATION for entry in entries):
-            return State("gpunode did not install it", right=True)
+            return StepState("gpunode did not install it", right=True)
         installed = toolkit.own_installation(host, entries)
         here = find_manager(host).installed(PACKAGES)
         items = [name for name in installed.packages if here[name].installed] + list(installed.files)
-        return State(", ".join(items)) if items else State("gpunode's is not installed", right=True)
+        return StepState(", ".join(items)) if items else StepState("gpunode's is not installed", right=True)
 
-    return Step(
+    return NodeStep(
         "toolkit",
         "gpunode toolkit remove",
         look,
@@ -635,7 +637,7 @@ def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> Ste
     )
 
 
-def _driver_steps(host: Host) -> Iterator[Step]:
+def _driver_steps(host: Host) -> Iterator[NodeStep]:
     """A driver that gpunode installed stays: its removal needs a reboot and makes the GPUs unusable."""
     for entry in Journal.of(host).entries():
         packages = entry.manifest.get("packages")
@@ -645,14 +647,14 @@ def _driver_steps(host: Host) -> Iterator[Step]:
             yield from _driver_step(host, entry.id, new_packages)
 
 
-def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[Step]:
-    state = State(f"the driver stays, which {entry} installed", left=True)
+def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[NodeStep]:
+    state = StepState(f"the driver stays, which {entry} installed", left=True)
 
     with suppress(GpunodeError):  # without a package manager's answer nothing is known of the packages
         manager = find_manager(host)
         present = [name for name, state in manager.installed(packages).items() if state.installed]
         if present:
-            yield Step(
+            yield NodeStep(
                 "driver", manager.remove(present).text, lambda: state, lambda _dry_run: Result(KIND), ()
             )
 
@@ -660,21 +662,21 @@ def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[St
 # The report.
 
 
-def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool) -> Result:
+def _result(host: Host, results: StepResults, notes: tuple[str, ...], *, dry_run: bool) -> Result:
     leftovers = tuple(
         Left(step.name, step.why, step.command)
-        for step in walked.steps
+        for step in results.steps
         if step.state in ("left", "failed", "interrupted", "waiting")
     )
     leftovers += tuple(
         Left(step.name, f"changed by another program since: {path}", _journal_command(entry))
-        for step in walked.steps
+        for step in results.steps
         if isinstance(step.result, FilesReset)
         for path, entry in step.result.left.items()
     )
     directory = Journal.of(host).directory
-    data = Reset(walked.steps, leftovers, directory, dry_run)
-    done = [step for step in walked.steps if step.state not in ("right", "left")]
+    data = Reset(results.steps, leftovers, directory, dry_run)
+    done = [step for step in results.steps if step.state not in ("right", "left")]
     blocks: list[Block] = []
     if not done:
         blocks.append(Text("nothing to reset", Style.GOOD))
@@ -685,18 +687,18 @@ def _result(host: Host, walked: Walked, notes: tuple[str, ...], *, dry_run: bool
     for item in leftovers:
         blocks.append(Text(f"left: {item.name}: {item.why}", Style.WARN))
         blocks.append(Text(f"  {item.command}", Style.COMMAND))
-    failed = [step for step in walked.steps if step.state in ("failed", "interrupted")]
+    failed = [step for step in results.steps if step.state in ("failed", "interrupted")]
     errors = tuple(
         error._replace(message=f"{report.name}: {error.message}")
-        for report, result in zip(failed, walked.failures, strict=True)
+        for report, result in zip(failed, results.failures, strict=True)
         for error in result.errors or (ErrorInfo("step-failed", report.why, report.command),)
     )
     code, status = ExitCode.OK, "warn" if leftovers else "ok"
-    if walked.failure is not None:
-        interrupted = any(step.state == "interrupted" for step in walked.steps)
+    if results.failure is not None:
+        interrupted = any(step.state == "interrupted" for step in results.steps)
         status, code = "fail", ExitCode.INTERRUPTED if interrupted else ExitCode.FAILED
-        code = walked.failure.exit_code if dry_run else code
-    messages = (*notes, *walked.messages)
+        code = results.failure.exit_code if dry_run else code
+    messages = (*notes, *results.messages)
     return Result(KIND, data, status, code, messages, errors, tuple(blocks))
 
 

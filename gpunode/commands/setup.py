@@ -44,11 +44,11 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.commands.setup_steps import (
+    NodeStep,
     Show,
-    State,
-    Step,
     StepReport,
-    Walked,
+    StepResults,
+    StepState,
     daemon_set_step,
     make_objects,
     not_shown,
@@ -275,7 +275,7 @@ def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
 # Steps that both kinds of setup have.
 
 
-def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
+def proof(name: str, command: str, prove: Callable[[], Result]) -> NodeStep:
     """A step that always runs, whatever the node's state."""
 
     def run(dry_run: bool) -> Result:
@@ -283,10 +283,10 @@ def proof(name: str, command: str, prove: Callable[[], Result]) -> Step:
             return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
         return prove()
 
-    return Step(name, command, lambda: State("runs each time"), run)
+    return NodeStep(name, command, lambda: StepState("runs each time"), run)
 
 
-def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> tuple[Step, ...]:
+def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> tuple[NodeStep, ...]:
     """Without a cluster: verify on the host and, on a live node, in a container of the engine."""
     (engine,) = request.runtimes
     first = proof("verify-host", "gpunode verify", lambda: verify.run(host, progress))
@@ -298,22 +298,22 @@ def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> 
     return first, proof("verify-container", command, lambda: run(host, container, progress))
 
 
-def toolkit_step(host: Host, request: Request, progress: Progress, words: str = "") -> Step:
+def toolkit_step(host: Host, request: Request, progress: Progress, words: str = "") -> NodeStep:
     """NVIDIA's container toolkit from NVIDIA's repository, if it is missing; `words` end its command."""
 
-    def look() -> State:
+    def look() -> StepState:
         installation = find_toolkit(host)
         path = installation.programs.get("nvidia-container-runtime")
         if path is None:
-            return State("nvidia-container-runtime is not installed")
+            return StepState("nvidia-container-runtime is not installed")
         version = ".".join(map(str, installation.version))
-        return State(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
+        return StepState(f"{path} is installed{f', toolkit {version}' if version else ''}", right=True)
 
     def install(_dry_run: bool) -> Result:
         find.engines(host, request)  # no package is installed for an engine that can't be configured
         return toolkit.install(host, progress, dry_run=request.dry_run)
 
-    return Step("toolkit", f"gpunode toolkit install{words}", look, install)
+    return NodeStep("toolkit", f"gpunode toolkit install{words}", look, install)
 
 
 def configured_engine(host: Host, request: Request, progress: Progress, choice: RuntimeChoice) -> Result:
@@ -373,7 +373,7 @@ def set_up_containers(
             engine = getattr(result.data, "engine", engine)
         return result
 
-    def steps() -> Iterator[Step]:
+    def steps() -> Iterator[NodeStep]:
         yield each_time("doctor", "gpunode doctor", examine)
         dry_run = " --dry-run" if request.dry_run else ""
         if not cdi:
@@ -386,15 +386,15 @@ def set_up_containers(
             # auto is resolved by now
             yield from node_proofs(host, replace(request, runtimes=(engine,)), progress, cdi)
 
-    walked = walk(host, steps(), show, dry_run=False, problems=False)
+    results = walk(host, steps(), show, dry_run=False, problems=False)
     stages = tuple(
         Stage(step.name, step.command, "ok" if step.state == "done" else "fail", step.seconds, step.result)
-        for step in walked.steps
+        for step in results.steps
         if step.state in ("done", "failed")
     )
     data = SetupReport(engine, stages)
-    if walked.failure is not None and walked.stopped_at is not None:
-        return _stopped(data, walked.failure, walked.stopped_at.command)
+    if results.failure is not None and results.stopped_at is not None:
+        return _stopped(data, results.failure, results.stopped_at.command)
     check = f"gpunode verify --on {engine}{' --cdi' if cdi else ''}"
     if request.dry_run:
         end = [Text(f"Then: gpunode verify, and {check}; nothing was changed", Style.DIM)]
@@ -407,9 +407,9 @@ def set_up_containers(
     return Result("SetupReport", data, blocks=tuple(end))
 
 
-def each_time(name: str, command: str, run: Callable[[], Result]) -> Step:
+def each_time(name: str, command: str, run: Callable[[], Result]) -> NodeStep:
     """A step that runs whatever the node's state."""
-    return Step(name, command, lambda: State(""), lambda _dry_run: run())
+    return NodeStep(name, command, lambda: StepState(""), lambda _dry_run: run())
 
 
 def _stopped(data: SetupReport, failure: Result, command: str) -> Result:
@@ -508,11 +508,11 @@ def set_up_kubernetes(host: Host, goal: KubernetesGoal, progress: Progress, show
     try:
         needed = () if goal.cdi else (toolkit_step(host, at.request, progress),)
         steps = (_doctor(at), *needed, _runtime(at), _runtime_class(at), *_plugin(at), *_verify(at))
-        walked = walk(host, steps, show, dry_run=dry_run)
+        results = walk(host, steps, show, dry_run=dry_run)
     finally:
         if at.cluster is not None:
             at.cluster.close()
-    return _report(at, walked, goal.command_line if walked.stopped_at or dry_run or walked.left else "")
+    return _report(at, results, goal.command_line if results.stopped_at or dry_run or results.left else "")
 
 
 def prepare(host: Host, goal: KubernetesGoal, progress: Progress) -> ClusterNode:
@@ -556,29 +556,29 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
         return None, f"{error.message}; {error.hint}"
 
 
-def _report(at: ClusterNode, walked: Walked, go_on: str) -> Result:
-    data = KubernetesSetup(at.engine, at.goal.options.plugin.value, walked.steps, go_on, at.request.dry_run)
-    blocks = (overview(walked.steps), *_closing_lines(at, walked, go_on))
-    failure = walked.failure
+def _report(at: ClusterNode, results: StepResults, go_on: str) -> Result:
+    data = KubernetesSetup(at.engine, at.goal.options.plugin.value, results.steps, go_on, at.request.dry_run)
+    blocks = (overview(results.steps), *_closing_lines(at, results, go_on))
+    failure = results.failure
     if failure is None:
-        status = "warn" if walked.left else "ok"
-        return Result("KubernetesSetup", data, status, messages=walked.messages, blocks=blocks)
+        status = "warn" if results.left else "ok"
+        return Result("KubernetesSetup", data, status, messages=results.messages, blocks=blocks)
     return Result(
         "KubernetesSetup",
         data,
         "error" if failure.exit_code is ExitCode.INTERRUPTED else "fail",
         failure.exit_code,
-        walked.messages,
-        failure.errors or (_unexplained(walked.stopped_at),),
+        results.messages,
+        failure.errors or (_unexplained(results.stopped_at),),
         blocks,
     )
 
 
-def _closing_lines(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
-    stopped = walked.stopped_at
+def _closing_lines(at: ClusterNode, results: StepResults, go_on: str) -> list[Block]:
+    stopped = results.stopped_at
     if stopped is not None:
-        done = ", ".join(step.name for step in walked.steps if step.state in ("right", "done")) or "nothing"
-        rest = ", ".join(step.name for step in walked.steps if step.state == "waiting")
+        done = ", ".join(step.name for step in results.steps if step.state in ("right", "done")) or "nothing"
+        rest = ", ".join(step.name for step in results.steps if step.state == "waiting")
         first = "Would stop at" if at.request.dry_run else "Stopped at"
         blocks: list[Block] = [Text(f"{first} {stopped.name}: {stopped.why}", Style.BAD)]
         if not at.request.dry_run:
@@ -586,7 +586,7 @@ def _closing_lines(at: ClusterNode, walked: Walked, go_on: str) -> list[Block]:
         return [*blocks, Text(f"Then continue with: {go_on}", Style.COMMAND)]
     if at.request.dry_run:
         return [Text(f"Nothing was changed. To apply: {go_on}", Style.COMMAND)]
-    manual = [Text(f"To be done manually: {step.name}: {step.why}", Style.WARN) for step in walked.left]
+    manual = [Text(f"To be done manually: {step.name}: {step.why}", Style.WARN) for step in results.left]
     manual += [Text(f"  {at.offline}", Style.DIM)] if manual and at.offline else []
     if not at.host.live:
         last = Text(
@@ -619,7 +619,7 @@ def _unexplained(stopped: StepReport | None) -> ErrorInfo:
     return ErrorInfo("step-failed", f"{command} failed", "fix the errors above, then continue")
 
 
-def _doctor(at: ClusterNode) -> Step:
+def _doctor(at: ClusterNode) -> NodeStep:
     """Checks of the node: setup stops where GPUs can't work; findings that a later step fixes don't count."""
 
     def excuse(finding: Finding) -> str:
@@ -628,19 +628,19 @@ def _doctor(at: ClusterNode) -> Step:
     def examine(_dry_run: bool) -> Result:
         return with_reason(doctor_before(at.host, excuse, at.progress), excuse)
 
-    return Step("doctor", "gpunode doctor", lambda: State("no error that setup can't fix"), examine)
+    return NodeStep("doctor", "gpunode doctor", lambda: StepState("no error that setup can't fix"), examine)
 
 
-def _runtime(at: ClusterNode) -> Step:
-    def look() -> State:
+def _runtime(at: ClusterNode) -> NodeStep:
+    def look() -> StepState:
         data = configured(dry_run=True).data
         changes = [change.path for change in data.changes if change.action != "unchanged"]
         if changes:
-            return State(f"{', '.join(changes)} must be changed")
+            return StepState(f"{', '.join(changes)} must be changed")
         if data.restart.verb != "none":
-            return State(f"{at.engine} has not loaded {data.config}")
+            return StepState(f"{at.engine} has not loaded {data.config}")
         handlers = f": {', '.join(data.active.handler)}" if data.active else ""
-        return State(f"{at.engine} is configured{handlers}", right=True)
+        return StepState(f"{at.engine} is configured{handlers}", right=True)
 
     def configured(dry_run: bool) -> Result:
         choice = RuntimeChoice(set_as_default=at.goal.default, cdi=at.goal.cdi)
@@ -648,35 +648,35 @@ def _runtime(at: ClusterNode) -> Step:
 
     by_cdi = " --cdi" if at.goal.cdi else ""
     command = f"gpunode configure-runtime --runtime {at.engine}{by_cdi}"
-    return Step("runtime", command, look, configured)
+    return NodeStep("runtime", command, look, configured)
 
 
-def _runtime_class(at: ClusterNode) -> Step:
+def _runtime_class(at: ClusterNode) -> NodeStep:
     command = "gpunode manifests runtime-class"
     desired = (runtime_class("nvidia"),)
 
-    def look() -> State:
+    def look() -> StepState:
         if not at.handler:
-            return State("pods get their GPUs through CDI and need no RuntimeClass", right=True)
+            return StepState("pods get their GPUs through CDI and need no RuntimeClass", right=True)
         if at.cluster is None:
-            return State(
+            return StepState(
                 f"no access to the API server; run where kubectl works: {command} | kubectl apply -f -",
                 left=True,
             )
         objects = look_at(at.host, at.cluster, desired, at.progress)
         refuse_others(objects, command)
         if objects[0].existing is not None:
-            return State("RuntimeClass nvidia is in the cluster", right=True)
-        return State("RuntimeClass nvidia isn't in the cluster")
+            return StepState("RuntimeClass nvidia is in the cluster", right=True)
+        return StepState("RuntimeClass nvidia isn't in the cluster")
 
     def make(dry_run: bool) -> Result:
         assert at.cluster is not None  # `look` has skipped the step
         return make_objects(at.host, at.cluster, desired, at.progress, dry_run=dry_run)
 
-    return Step("runtime-class", f"{command} | kubectl apply -f -", look, make)
+    return NodeStep("runtime-class", f"{command} | kubectl apply -f -", look, make)
 
 
-def _gpu_label(at: ClusterNode) -> Step:
+def _gpu_label(at: ClusterNode) -> NodeStep:
     """Label of the nodes with GPUs, where the DaemonSet runs: by NFD, or this one."""
     key = present("nvidia")
     if at.cluster is not None:
@@ -686,14 +686,14 @@ def _gpu_label(at: ClusterNode) -> Step:
         name, words = at.goal.options.node or at.host.environ.get("NODE_NAME") or "NAME", ()
     command = kubectl(at.host, words, "label", "node", name, f"{key}=true")
 
-    def look() -> State:
+    def look() -> StepState:
         if at.cluster is None:
-            return State(f"where kubectl works: {command}", left=True)
+            return StepState(f"where kubectl works: {command}", left=True)
         labels = gpu_labels(at.cluster.get("Node", name))
         return (
-            State(f"{name} has {labels[0]}", right=True)
+            StepState(f"{name} has {labels[0]}", right=True)
             if labels
-            else State(f"{name} has no label that the DaemonSet selects")
+            else StepState(f"{name} has no label that the DaemonSet selects")
         )
 
     def label(dry_run: bool) -> Result:
@@ -701,7 +701,7 @@ def _gpu_label(at: ClusterNode) -> Step:
         place = node_object.place_in(at.cluster, at.host, at.goal.options.node, dry_run)
         return set_label(at.host, place, key, "true", at.progress)
 
-    return Step("node-label", command, look, label)
+    return NodeStep("node-label", command, look, label)
 
 
 def gpu_labels(node: Json) -> tuple[str, ...]:
@@ -713,7 +713,7 @@ def gpu_labels(node: Json) -> tuple[str, ...]:
     return tuple(key for key in keys if labels.get(key) == "true")
 
 
-def set_label(host: Host, at: node_object.Place, key: str, value: str, progress: Progress) -> Result:
+def set_label(host: Host, at: node_object.NodeLocation, key: str, value: str, progress: Progress) -> Result:
     """Set one label of the node; kind NodeChange. `ClusterError`."""
     done = node_object.carry_out(host, progress, at, lambda node: label_patch(node, {key: value}))
     before = labels_of(done.before).get(key)
@@ -722,7 +722,7 @@ def set_label(host: Host, at: node_object.Place, key: str, value: str, progress:
     return node_object.changed_node(at, done, [node_object.KeyChange(key, before, value)], undo)
 
 
-def _plugin(at: ClusterNode) -> tuple[Step, ...]:
+def _plugin(at: ClusterNode) -> tuple[NodeStep, ...]:
     host, goal, progress, dry_run = at.host, at.goal, at.progress, at.request.dry_run
     if goal.options.plugin is PluginWay.SYSTEMD:
         return (service_step(host, goal.cdi, goal.options.wait, progress, dry_run=dry_run),)
@@ -743,7 +743,7 @@ def _plugin(at: ClusterNode) -> tuple[Step, ...]:
     return _gpu_label(at), step
 
 
-def _verify(at: ClusterNode) -> tuple[Step, ...]:
+def _verify(at: ClusterNode) -> tuple[NodeStep, ...]:
     """The verification: in a pod if the API server is reachable, else on the host and the kubelet's
     engine."""
     if at.cluster is None:

@@ -75,7 +75,7 @@ Show = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class State:
+class StepState:
     """State of the node before a step, and the reason.
 
     `right`: there is nothing to do. `left`: there is, but not for gpunode; `why` has the details.
@@ -87,7 +87,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Step:
+class NodeStep:
     """One step; see the module. The functions raise `GpunodeError`.
 
     `run` is called with whether it is a dry run. `needs` names the steps without which the step doesn't run:
@@ -96,7 +96,7 @@ class Step:
 
     name: str
     command: str
-    look: Callable[[], State]
+    look: Callable[[], StepState]
     run: Callable[[bool], Result]
     needs: tuple[str, ...] | None = None
 
@@ -118,7 +118,7 @@ class StepReport:
 
 
 @dataclass(frozen=True)
-class Walked:
+class StepResults:
     """All steps in order, and the failed or interrupted steps' own results."""
 
     steps: tuple[StepReport, ...]
@@ -189,13 +189,13 @@ def interruption(
 
 def walk(
     host: Host,
-    steps: Iterable[Step],
+    steps: Iterable[NodeStep],
     show: Show = not_shown,
     *,
     dry_run: bool,
     problems: bool = True,
     describe: DescribeInterruption | None = None,
-) -> Walked:
+) -> StepResults:
     """Run the steps and show each when it is done; with `problems` also the error that stopped it. A dry run
     shows every step's plan, including those after one that would fail. `describe` returns the error of an
     interruption, by default with the commands that undo the finished steps."""
@@ -222,12 +222,12 @@ def walk(
         raise GpunodeError(
             info.message, hint=info.hint, code=info.code, exit_code=ExitCode.INTERRUPTED
         ) from None
-    return Walked(tuple(reports), tuple(messages), tuple(failures))
+    return StepResults(tuple(reports), tuple(messages), tuple(failures))
 
 
 def _run_step(
     host: Host,
-    step: Step,
+    step: NodeStep,
     show: Show,
     dry_run: bool,
     describe: DescribeInterruption,
@@ -258,7 +258,7 @@ def _run_step(
     return StepReport(step.name, step.command, became, reason, seconds, result.data), result
 
 
-def _is_right(step: Step) -> bool:
+def _is_right(step: NodeStep) -> bool:
     """Whether there is nothing to do; False if the step can't read the node's state."""
     with suppress(GpunodeError):
         return step.look().right
@@ -269,7 +269,7 @@ def _reason(result: Result) -> str:
     return result.errors[0].message if result.errors else "see what it says"
 
 
-def _blocker(step: Step, reports: Sequence[StepReport]) -> str:
+def _blocker(step: NodeStep, reports: Sequence[StepReport]) -> str:
     """The first earlier step that failed and that this one needs; empty if there is none."""
     for report in reports:
         needed = step.needs is None or report.name in step.needs
@@ -573,7 +573,7 @@ _PATIENCE = 15.0  # NVIDIA's plugin registers within seconds of a kubelet's star
 
 
 @dataclass(frozen=True)
-class Serving:
+class AdvertisedGpus:
     """Who hands GPUs to the kubelet: `ours` if it is this node's service; `counts` by resource."""
 
     names: tuple[str, ...]
@@ -589,7 +589,7 @@ class Serving:
         return f"{counts} by {' and '.join(self.names) or 'a device plugin'}"
 
 
-def serving(host: Host) -> Serving:
+def serving(host: Host) -> AdvertisedGpus:
     """As the kubelet reports it now; where it can't be queried, as the node's files say."""
     node = Node(host)
     allocatable = node.allocatable
@@ -602,7 +602,7 @@ def serving(host: Host) -> Serving:
     others = [plugin for plugin in plugins if plugin.name != "gpunode" or plugin.container]
     unit = state(host)
     is_own = bool(unit and unit.runs) and not others
-    return Serving(names, tuple(sorted(counts.items())), is_own)
+    return AdvertisedGpus(names, tuple(sorted(counts.items())), is_own)
 
 
 def arguments(host: Host, cdi: bool) -> tuple[str, ...]:
@@ -618,7 +618,9 @@ def arguments(host: Host, cdi: bool) -> tuple[str, ...]:
     return options
 
 
-def _other_plugin(host: Host, current: Serving, patience: float, progress: Progress) -> State | None:
+def _other_plugin(
+    host: Host, current: AdvertisedGpus, patience: float, progress: Progress
+) -> StepState | None:
     """Another plugin serves, or should: a second one would only take the kubelet's registration from it.
 
     It gets `patience` seconds to do so: an earlier step may have restarted engine or kubelet (k3s is both).
@@ -632,7 +634,7 @@ def _other_plugin(host: Host, current: Serving, patience: float, progress: Progr
             host.wait_until(lambda: serving(host).serves, patience, _PULL_SECONDS)
         current = serving(host)
     if current.serves:
-        return State(f"{current} and stays (docs/device-plugin.md says how to replace it)", right=True)
+        return StepState(f"{current} and stays (docs/device-plugin.md says how to replace it)", right=True)
     if not current.names:
         return None
     raise PreconditionError(
@@ -645,33 +647,33 @@ def _other_plugin(host: Host, current: Serving, patience: float, progress: Progr
 # --- a service of the node ------------------------------------------------------------------------------
 
 
-def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_run: bool) -> Step:
+def service_step(host: Host, cdi: bool, wait: float, progress: Progress, *, dry_run: bool) -> NodeStep:
     """The packaged unit, enabled and started. Without a change there is nothing to wait for."""
     patience = 0.0 if dry_run else min(wait, _PATIENCE)
 
     def bring(dry_run: bool) -> Result:
         return bring_service(host, arguments(host, cdi), wait, progress, dry_run=dry_run)
 
-    def look() -> State:
+    def look() -> StepState:
         other_state = _other_plugin(host, serving(host), patience, progress)
         if other_state is not None:
             return other_state
         unit = state(host)
         unit_file, edit = find_unit(host), unit_edit(host, arguments(host, cdi))
         if unit_file.content is None:
-            return State(f"{UNIT} doesn't exist")
+            return StepState(f"{UNIT} doesn't exist")
         if edit.action != "unchanged":
-            return State(f"{UNIT} is of another release or has other options")
+            return StepState(f"{UNIT} is of another release or has other options")
         if unit is None or not unit.runs:
-            return State(f"{UNIT} doesn't run")
+            return StepState(f"{UNIT} doesn't run")
         if not unit.at_boot:
-            return State(f"{UNIT} isn't started at boot")
+            return StepState(f"{UNIT} isn't started at boot")
         own = own_status(host)
         if host.live and not serves(own):
-            return State(f"the kubelet hasn't registered its GPUs{f': {own.status}' if own else ''}")
-        return State(own.status if own and own.status else f"{UNIT} runs", right=True)
+            return StepState(f"the kubelet hasn't registered its GPUs{f': {own.status}' if own else ''}")
+        return StepState(own.status if own and own.status else f"{UNIT} runs", right=True)
 
-    return Step("plugin", f"systemctl enable --now {UNIT}", look, bring)
+    return NodeStep("plugin", f"systemctl enable --now {UNIT}", look, bring)
 
 
 # --- a DaemonSet ----------------------------------------------------------------------------------------
@@ -686,16 +688,16 @@ def daemon_set_step(
     progress: Progress,
     *,
     dry_run: bool,
-) -> Step:
+) -> NodeStep:
     """The plugin's service account and its DaemonSet, which runs on every node with GPUs."""
     patience = 0.0 if dry_run else min(wait, _PATIENCE)
     command = f"gpunode manifests daemon-set --namespace {manifests.OWN_NAMESPACE}"
     command += f" --image {image}" if image else ""
 
-    def look() -> State:
+    def look() -> StepState:
         current = serving(host)
         if current.serves and current.ours:
-            return State(f"{current}, {UNIT}; only one device plugin may run", right=True)
+            return StepState(f"{current}, {UNIT}; only one device plugin may run", right=True)
         other_state = _other_plugin(host, current, patience, progress)
         if other_state is not None:
             return other_state
@@ -708,8 +710,8 @@ def daemon_set_step(
         objects = look_at(host, cluster, desired(), progress)
         refuse_others(objects, command)
         if all(held.existing is not None for held in objects):
-            return State("its DaemonSet is in the cluster, but serves no GPU of this node yet")
-        return State("no device plugin serves this node")
+            return StepState("its DaemonSet is in the cluster, but serves no GPU of this node yet")
+        return StepState("no device plugin serves this node")
 
     def desired() -> tuple[Json, ...]:
         return daemon_set_objects(plugin())
@@ -729,7 +731,7 @@ def daemon_set_step(
         )
         return replace(result, messages=notes) if dry_run else result
 
-    return Step("plugin", f"{command} | kubectl apply -f -", look, make)
+    return NodeStep("plugin", f"{command} | kubectl apply -f -", look, make)
 
 
 def daemon_set_objects(plugin: PluginSet) -> tuple[Json, ...]:

@@ -191,7 +191,7 @@ class ToolkitInstallation:
 
 
 @dataclass(frozen=True)
-class Intent:
+class InstallPlan:
     """The present state and the steps to take; `steps` are planned again once the indexes are read.
 
     `killed` says that an earlier run was killed and left an open journal entry.
@@ -264,7 +264,9 @@ def _check(host: Host, options: InstallOptions) -> DesiredRepository:
     return desired_repository(options.repository, content)
 
 
-def _intend(host: Host, manager: Manager, goal: Goal, directory: str, desired: DesiredRepository) -> Intent:
+def _intend(
+    host: Host, manager: Manager, goal: Goal, directory: str, desired: DesiredRepository
+) -> InstallPlan:
     shelf = shelf_of(host, manager)
     repository = plan_repository(host, shelf, desired)
     states = _states(host, manager, repository)
@@ -273,10 +275,10 @@ def _intend(host: Host, manager: Manager, goal: Goal, directory: str, desired: D
         return _from_directory(host, manager, directory, goal, states, killed=killed)
     steps = toolkit.plan(manager, states, goal, killed=killed)
     if steps.install is None and not desired.asked and not repository.judged:  # installed in another way
-        return Intent(manager, states, goal, (), None, None, steps, killed)
+        return InstallPlan(manager, states, goal, (), None, None, steps, killed)
     only = repository.file if manager.name == "apt" else repository.id
     refresh = manager.refresh(only) if steps.install or repository.files else None
-    return Intent(manager, states, goal, (), repository, refresh, steps, killed)
+    return InstallPlan(manager, states, goal, (), repository, refresh, steps, killed)
 
 
 def killed_runs(host: Host) -> tuple[str, ...]:
@@ -307,25 +309,25 @@ def _from_directory(
     states: Mapping[str, PackageState],
     *,
     killed: bool,
-) -> Intent:
+) -> InstallPlan:
     offered = toolkit.read_directory(host, manager, str(Path(directory).absolute()))
     files = toolkit.chosen(host, manager, offered, goal.version)
     goal = Goal(files[0].version, hold=goal.hold)
     if toolkit.settled(states, goal):
         steps = toolkit.plan(manager, states, goal, killed=killed)
-        return Intent(manager, states, goal, files, None, None, steps, killed)
+        return InstallPlan(manager, states, goal, files, None, None, steps, killed)
     downgrade = toolkit.is_downgrade(manager, states, files)
     install = manager.install_files([file.path for file in files], downgrade=downgrade)
     versions = {file.name: file.version for file in files}
     steps = toolkit.around(manager, states, goal, install, versions, killed=killed)
-    return Intent(manager, states, goal, files, None, None, steps, killed)
+    return InstallPlan(manager, states, goal, files, None, None, steps, killed)
 
 
-def _refreshing(intent: Intent) -> tuple[Command, ...]:
+def _refreshing(intent: InstallPlan) -> tuple[Command, ...]:
     return (intent.refresh,) if intent.refresh else ()
 
 
-def _act(intent: Intent, run: Run) -> None:
+def _act(intent: InstallPlan, run: Run) -> None:
     """Read the indexes, plan with them, install, and check that the four have one version."""
     manager, steps = intent.manager, intent.steps
     for command in _refreshing(intent):
@@ -370,7 +372,7 @@ def _require_nothing_lost(manager: Manager, install: Command) -> None:
         )
 
 
-def _report(intent: Intent, done: CarriedOut, after: Mapping[str, str], *, dry_run: bool) -> Result:
+def _report(intent: InstallPlan, done: CarriedOut, after: Mapping[str, str], *, dry_run: bool) -> Result:
     lines = tuple(PackageLine(name, intent.states[name].installed, after.get(name, "")) for name in PACKAGES)
     versions = set(after.values())
     version = versions.pop() if len(versions) == 1 else ""
@@ -383,7 +385,7 @@ def _report(intent: Intent, done: CarriedOut, after: Mapping[str, str], *, dry_r
     return Result(INSTALLATION, data, messages=notes, blocks=tuple(_blocks(intent, data, dry_run=dry_run)))
 
 
-def _newer(intent: Intent) -> tuple[str, ...]:
+def _newer(intent: InstallPlan) -> tuple[str, ...]:
     version = toolkit.common_version(intent.states)
     newest = {intent.states[name].candidate for name in PACKAGES}
     if intent.steps.install or not version or newest <= {version, ""}:
@@ -392,7 +394,7 @@ def _newer(intent: Intent) -> tuple[str, ...]:
     return (f"{versions} is offered; to take it: gpunode toolkit install --upgrade",)
 
 
-def _blocks(intent: Intent, data: ToolkitInstallation, *, dry_run: bool) -> list[Block]:
+def _blocks(intent: InstallPlan, data: ToolkitInstallation, *, dry_run: bool) -> list[Block]:
     files: Sequence[FileChange] = intent.file_changes
     blocks = file_blocks(files, data.changes, dry_run=dry_run)
     blocks += command_blocks(data.commands, dry_run=dry_run)

@@ -90,14 +90,14 @@ def unconfigure(
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedChange:
     """The change of the specification and its units, which all engines share."""
 
     edits: tuple[FileEdit, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-NOTHING_SHARED = Shared()
+NOTHING_SHARED = SharedChange()
 
 
 def _shared(
@@ -106,21 +106,21 @@ def _shared(
     past: Sequence[Past],
     cdi: bool,
     cdi_paths: tuple[str, ...],
-) -> Shared:
+) -> SharedChange:
     """Removed on request, else restored to the state before these engines, unless another one needs them."""
     restored = {edit.path: edit for original in past for edit in original.edits if edit.path in cdi_paths}
     own_files = {edit.path: edit for edit in _own_files(engines[0].host, cdi_paths)}
     if cdi:
-        return Shared(tuple({**own_files, **restored}.values()))
+        return SharedChange(tuple({**own_files, **restored}.values()))
     leaving = {name_of_daemon(engine.daemon) for engine in engines}
     users = [name for name in cdi_users(journal) if name not in leaving]
     if restored and not users:
-        return Shared(tuple(restored.values()))
+        return SharedChange(tuple(restored.values()))
     if not own_files:
         return NOTHING_SHARED
     users_text = f" for {', '.join(users)}" if users else ""
     command = f"gpunode unconfigure-runtime --cdi --runtime {name_of_daemon(engines[0].daemon)}"
-    return Shared(
+    return SharedChange(
         notes=(f"{next(iter(own_files))} stays{users_text}; to take it and its units away: {command}",)
     )
 
@@ -132,7 +132,7 @@ def _removal(
     cdi: bool,
     cdi_paths: Callable[[], tuple[str, ...]],
     read_original: Callable[[], Past],
-    shared: Callable[[], Shared],
+    shared: Callable[[], SharedChange],
 ) -> Intent:
     def plan(active: Active | None) -> Plan:
         own, beside = _own(engine, journal, names, cdi, cdi_paths, read_original(), active), shared()

@@ -250,7 +250,7 @@ def _row(device: DeviceResult) -> tuple[Cell | str, ...]:
 verify_app = typer.Typer(rich_markup_mode=None)
 
 
-class Place(StrEnum):
+class VerifyPlace(StrEnum):
     """Where `verify` runs its CUDA kernel."""
 
     HOST = "host"
@@ -310,7 +310,7 @@ TimeoutOption = Annotated[
 @verb(verify_app, "verify", "Verification")
 def verify(
     session: Session,
-    on: Annotated[Place, typer.Option("--on", help="Where the CUDA program runs.")] = Place.HOST,
+    on: Annotated[VerifyPlace, typer.Option("--on", help="Where the CUDA program runs.")] = VerifyPlace.HOST,
     image: ImageOption = "",
     runtime_name: NameOption = "nvidia",
     config: ConfigOption = "",
@@ -333,7 +333,7 @@ def verify(
     gpunode verify --on kubernetes --kubeconfig ~/.kube/config
     """
     _refuse_contradictions(on, image, socket, config, cdi=cdi, pod=next(iter(changed(pod)), ""))
-    if on is Place.KUBERNETES:
+    if on is VerifyPlace.KUBERNETES:
         from gpunode.commands import verify_kubernetes
 
         pod_request = verify_kubernetes.PodRequest(
@@ -347,7 +347,7 @@ def verify(
             access=Access(pod.kubeconfig, pod.kube_context, pod.server, pods=True),
         )
         return verify_kubernetes.run(session.host, pod_request, session.progress)
-    if on is Place.HOST:
+    if on is VerifyPlace.HOST:
         return run(session.host, session.progress, timeout or SECONDS)
     request = ContainerRequest(
         engine=on.value,
@@ -361,9 +361,11 @@ def verify(
     return run_in_container(session.host, request, session.progress)
 
 
-def _refuse_contradictions(on: Place, image: str, socket: str, config: str, *, cdi: bool, pod: str) -> None:
+def _refuse_contradictions(
+    on: VerifyPlace, image: str, socket: str, config: str, *, cdi: bool, pod: str
+) -> None:
     """`UsageError` for options of another target; `pod` is the first option for a pod, empty for none."""
-    if on is Place.KUBERNETES:
+    if on is VerifyPlace.KUBERNETES:
         option = "--cdi" if cdi else "--socket" if socket else "--config" if config else ""
         if option:
             raise UsageError(f"{option} is for a container engine", hint="leave it out with --on kubernetes")
@@ -371,6 +373,6 @@ def _refuse_contradictions(on: Place, image: str, socket: str, config: str, *, c
     if pod:
         raise UsageError(f"{pod} is for a pod, and --on is {on.value}", hint="gpunode verify --on kubernetes")
     option = f"--image {image}" if image else "--cdi" if cdi else ""
-    if option and on is Place.HOST:
+    if option and on is VerifyPlace.HOST:
         subject = "an image" if image else "CDI"
         raise UsageError(f"{subject} needs a container engine", hint=f"gpunode verify --on docker {option}")

@@ -46,7 +46,7 @@ _LINES = 200  # of the log
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PodResult:
     """`reason` None: it passed. `via` says how the pod got the GPU; `seconds` from the pod's creation on."""
 
     name: str
@@ -57,7 +57,7 @@ class Outcome:
     seconds: float
 
 
-class Follower:
+class PodFollower:
     """Polls the pod, and reports every new reason why it makes no progress."""
 
     def __init__(self, host: Host, cluster: Cluster, aim: Aim, progress: Progress) -> None:
@@ -67,7 +67,7 @@ class Follower:
         self._silent: float | None = None
         self._blind = False  # events may not be listed
 
-    def follow(self, namespace: str, created: Json, timeout: float) -> Outcome:
+    def follow(self, namespace: str, created: Json, timeout: float) -> PodResult:
         """`ClusterError` if the API server refuses or stays unreachable. At most `timeout` seconds."""
         began = self._host.monotonic()
         name, pod, state, looks = str(created["metadata"]["name"]), created, State(Phase.PENDING), 0
@@ -83,7 +83,7 @@ class Follower:
             looks += 1
         log = self._log(namespace, name) if state.phase is not Phase.PENDING else ""
         reason = given_up or pods.verdict(state, log, self._aim)
-        return Outcome(name, state.phase, reason, log, pods.allocation(pod), waited)
+        return PodResult(name, state.phase, reason, log, pods.allocation(pod), waited)
 
     def _look(self, namespace: str, name: str, before: Json, until: float) -> Json:
         """The pod as it is now; its last state while the server is briefly unreachable, and not past
@@ -252,7 +252,7 @@ def run(host: Host, request: PodRequest, progress: Progress) -> Result:
     with _removed_after(host, case, progress, traces) as names, step:
         created = _create(host, case)
         names.append(str(created["metadata"]["name"]))
-        follower = Follower(host, case.cluster, case.aim, progress)
+        follower = PodFollower(host, case.cluster, case.aim, progress)
         outcome = follower.follow(case.namespace, created, case.timeout)
     return _report(case, outcome, tuple(traces))
 
@@ -407,7 +407,7 @@ def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
 # --- output ---------------------------------------------------------------------------------------------
 
 
-def _report(case: _Case, outcome: Outcome, traces: tuple[str, ...]) -> Result:
+def _report(case: _Case, outcome: PodResult, traces: tuple[str, ...]) -> Result:
     reason = outcome.reason
     pod = PodRun(
         server=case.cluster.server,

@@ -10,12 +10,12 @@ import pytest
 from gpunode.commands import setup_steps
 from gpunode.commands.node import NodeChange
 from gpunode.commands.setup_steps import (
+    AdvertisedGpus,
     ClusterObjects,
+    NodeStep,
     ObjectChange,
-    Serving,
-    State,
-    Step,
     StepReport,
+    StepState,
     overview,
     walk,
 )
@@ -36,21 +36,21 @@ class Way:
     def step(
         self,
         name: str,
-        state: State | GpunodeError | None = None,
+        state: StepState | GpunodeError | None = None,
         run: Callable[[], Result] | None = None,
         plan: Callable[[], Result] | None = None,
-    ) -> Step:
-        def look() -> State:
+    ) -> NodeStep:
+        def look() -> StepState:
             if isinstance(state, GpunodeError):
                 raise state
-            return state or State("not there")
+            return state or StepState("not there")
 
         def act(dry_run: bool) -> Result:
             word, does = ("plan", plan) if dry_run else ("run", run)
             self.called.append(f"{word} {name}")
             return does() if does else Result("Any", {"name": name}, blocks=(Text(f"{word} {name}"),))
 
-        return Step(name, f"gpunode {name}", look, act)
+        return NodeStep(name, f"gpunode {name}", look, act)
 
 
 def raising(error: BaseException) -> Callable[[], Result]:
@@ -68,8 +68,8 @@ def host(tmp_path: Path) -> Host:
 def test_steps_that_are_done_or_left_to_others_do_not_run(host: Host) -> None:
     way = Way()
     steps = (
-        way.step("a", State("is there", right=True)),
-        way.step("b", State("no", left=True)),
+        way.step("a", StepState("is there", right=True)),
+        way.step("b", StepState("no", left=True)),
         way.step("c"),
     )
     walked = walk(host, steps, dry_run=False)
@@ -198,7 +198,10 @@ def test_bug_in_a_step_is_not_a_failed_step(host: Host) -> None:
 def test_plugin_that_registers_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a restart of k3s, which is kubelet and engine at once."""
     plugin = ("nvidia-device-plugin (process 9)",)
-    silent, serves = Serving(plugin, (), False), Serving(plugin, (("nvidia.com/gpu", 2),), False)
+    silent, serves = (
+        AdvertisedGpus(plugin, (), False),
+        AdvertisedGpus(plugin, (("nvidia.com/gpu", 2),), False),
+    )
     answers = [silent, silent, serves]
     monkeypatch.setattr(setup_steps, "_PULL_SECONDS", 0.0)
     monkeypatch.setattr(setup_steps, "serving", lambda host: answers.pop(0) if answers[1:] else answers[0])

@@ -60,7 +60,9 @@ def test_outdated_specification_is_an_error(tmp_path: Path) -> None:
     (error,) = made.errors
     assert made.cdi == "failed" and error.code == "mig-cdi"
     assert "read-only file system" in error.message and "gpunode cdi refresh" in error.hint
-    done = mig_apply.Done(MigPlan("", "a", True, (), ()), (), Layouts(), changed=True, errors=made.errors)
+    done = mig_apply.ApplyResult(
+        MigPlan("", "a", True, (), ()), (), Layouts(), changed=True, errors=made.errors
+    )
     chosen = mig_plan.choose(EXAMPLES, "all-1g")
     result = mig_apply.finish(host, chosen, done, False, SilentProgress())
     assert (result.status, result.exit_code, result.errors) == ("fail", 1, made.errors)
@@ -86,7 +88,7 @@ def test_missing_device_files_are_reported(tmp_path: Path) -> None:
 def install(root: Path, label: str = "all-1g", boot: bool = True) -> Result:
     """Steps of --persist after the layout is applied, on another root; and steps of a run without it."""
     chosen = mig_plan.choose(EXAMPLES, label)
-    done = mig_apply.Done(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
+    done = mig_apply.ApplyResult(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
     return mig_apply.finish(Host(root=root), chosen, done, boot, SilentProgress())
 
 
@@ -183,7 +185,7 @@ def test_other_boot_unit_creating_instances_is_found(tmp_path: Path) -> None:
 
 
 def test_label_with_a_control_character_is_refused_first(tmp_path: Path) -> None:
-    chosen = mig_plan.Chosen("x", "a\tb", (), b"")
+    chosen = mig_plan.ConfigSelection("x", "a\tb", (), b"")
     with pytest.raises(UsageError):
         mig_boot.refuse_persist(Host(root=tmp_path), chosen)
 
