@@ -20,7 +20,7 @@ from gpunode.host import Host
 from gpunode.output.result import Block, Change, Diff, Progress, Result, Style, Text
 from gpunode.plugin.config.options import OPTIONS as EVERY
 from gpunode.plugin.config.options import Option
-from gpunode.plugin.config.resolve import Resolved, Sources
+from gpunode.plugin.config.resolve import OptionSources, ResolvedSettings
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import TRUE
 from gpunode.plugin.labels.make import VFIO, label, none_there
@@ -131,7 +131,7 @@ _USED_BY = {
 }
 
 
-def _refuse_unused(resolved: Resolved) -> None:
+def _refuse_unused(resolved: ResolvedSettings) -> None:
     """`UsageError` for a flag of a destination that isn't chosen. A variable or a file may serve several
     commands."""
     to = sink_names(resolved.settings.labels)
@@ -180,7 +180,9 @@ _TURN_SECONDS = 1.0
 _END_SECONDS = 1.5
 
 
-def watch(host: Host, origins: Sources, resolved: Resolved, stop: Event | None = None) -> Result:
+def watch(
+    host: Host, origins: OptionSources, resolved: ResolvedSettings, stop: Event | None = None
+) -> Result:
     """Run until SIGTERM, Ctrl-C or `stop`. Changes of the config file take effect; a missing driver is waited
     for."""
     # not for a run without --watch, which should load as little as possible

@@ -24,7 +24,7 @@ from gpunode.mig.apply import LayoutRequest, MigNotRestoredError, Tools, carry_o
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.session import MigSession
-from gpunode.mig.users import Drained, InUse, Obstacle, Room, bring_back, drain
+from gpunode.mig.users import GpusInUseError, NvmlPause, Obstacle, StoppedUsers, bring_back, drain
 from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Text
 
 # After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and the report.
@@ -307,13 +307,13 @@ class _Run:
     ) -> None:
         self._host, self._request, self._chosen = host, request, selection
         self._labels, self._progress = labels, progress
-        self._room = Room(host, progress)
+        self._pause = NvmlPause(host, progress)
         self._tools = Tools(
             open=lambda: MigSession(host), reset=self._reset, uninterrupted=shielded, announce=progress.step
         )
-        self._keeper = unfinished.Keeper(host, _continuing_arguments(request, labels, selection.label))
-        self._rests = bool(self._keeper.drained.restart_commands)  # and must be started again at the end
-        self._still = Drained()
+        self._recorder = unfinished.RunRecorder(host, _continuing_arguments(request, labels, selection.label))
+        self._rests = bool(self._recorder.drained.restart_commands)  # and must be started again at the end
+        self._still = StoppedUsers()
 
     def done(self) -> ApplyResult:
         """Plan and carry out; services stopped for it, or by a killed run, are started again in any case."""
@@ -326,7 +326,7 @@ class _Run:
                 self._restart_drained()
                 try:
                     half = self._host.exists(unfinished.snapshot_path(self._host))
-                    self._keeper.end(self._still, half=half, failed=failed)
+                    self._recorder.end(self._still, half=half, failed=failed)
                 except GpunodeError as error:
                     self._progress.note(f"what this run had stopped can't be recorded: {error.message}")
         return done
@@ -345,7 +345,7 @@ class _Run:
             if self._request.drain:
                 node_plan, busy = self._plan()
                 self._refuse(node_plan, busy)
-            with self._room.made(mig_plan.takes_reset(node_plan.plans)):
+            with self._pause.if_needed(mig_plan.takes_reset(node_plan.plans)):
                 after = self._change(node_plan)
                 follow_up = settle(self._host, self._progress)
         self._labels.tell(node_labels.FAILED if follow_up.errors else self._state(after))
@@ -370,7 +370,7 @@ class _Run:
 
     def _refuse(self, node_plan: mig_plan.LayoutPlan, busy: Sequence[Obstacle]) -> None:
         if busy:
-            raise InUse(busy)
+            raise GpusInUseError(busy)
         waits = [
             gpu_plan.gpu.index
             for gpu_plan in node_plan.plans
@@ -384,12 +384,12 @@ class _Run:
             )
 
     @contextmanager
-    def _drained(self, busy: Sequence[Obstacle]) -> Iterator[Drained]:
+    def _drained(self, busy: Sequence[Obstacle]) -> Iterator[StoppedUsers]:
         self._rests = True
-        keeper = self._keeper
+        recorder = self._recorder
         try:
             words = self._request.drain
-            yield drain(self._host, words, busy, self._progress, keeper.drained, keeper.stop)
+            yield drain(self._host, words, busy, self._progress, recorder.drained, recorder.stop)
         finally:
             self._restart_drained()
 
@@ -398,7 +398,7 @@ class _Run:
         if self._rests:
             self._rests = False
             with self._tools.uninterrupted():
-                troubles, self._still = bring_back(self._host, self._keeper.drained, self._progress)
+                troubles, self._still = bring_back(self._host, self._recorder.drained, self._progress)
                 for trouble in troubles:
                     self._progress.note(trouble)
 
@@ -410,7 +410,7 @@ class _Run:
             if gpu_plan in node_plan.steps or gpu_plan.gpu.uuid in half
         )
         self._labels.tell(node_labels.PENDING)
-        self._keeper.begin()
+        self._recorder.begin()
 
         def act() -> Layouts:
             return carry_out(
@@ -439,7 +439,7 @@ class _Run:
         """With NVIDIA's own program, only these GPUs; no process may have them open."""
         names = ", ".join(f"GPU {gpu.index}" for gpu in gpus)
         argv = ("nvidia-smi", "-r", "-i", ",".join(gpu.pci for gpu in gpus))
-        self._room.close()
+        self._pause.close()
         with self._progress.step(f"reset {names}"):
             answer = self._host.run(argv, timeout=_RESET_SECONDS)
         if not answer.ok:
@@ -489,7 +489,7 @@ class MigLabels:
         node: str,
         progress: Progress,
         asked_for: bool,
-        labels: node_labels.NodeLabels | None = None,
+        labels: node_labels.NodeMigLabels | None = None,
     ) -> None:
         self._host, self._progress = host, progress
         self._access, self._node = access, node
@@ -562,7 +562,7 @@ class MigLabels:
                 raise
             self._progress.note(f"the node's labels don't say {state}: {error.message}")
 
-    def _connected(self) -> node_labels.NodeLabels:
+    def _connected(self) -> node_labels.NodeMigLabels:
         if self._labels is None:
             self._labels = node_labels.connected(self._host, self._access, self._node)
         return self._labels

@@ -18,7 +18,7 @@ from gpunode.kubernetes.api import ClusterError, Conflict, Unauthorized, Unavail
 from gpunode.mig import node_labels
 from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.session import MigError
-from gpunode.mig.users import InUse, Obstacle
+from gpunode.mig.users import GpusInUseError, Obstacle
 from gpunode.output.result import Result, Text
 from gpunode.plugin.config.watch import Hangup
 from gpunode.plugin.labels.watch import LogProgress
@@ -49,7 +49,7 @@ class LabelFollower:
         request: LayoutRequest,
         access: Access,
         node: str,
-        labels: node_labels.NodeLabels,
+        labels: node_labels.NodeMigLabels,
         log: Log,
         interruptible: Callable[[bool], AbstractContextManager[None]],
     ) -> None:
@@ -191,7 +191,7 @@ class LabelFollower:
         retry = _may_pass(error)
         self._failures = self._failures + 1 if retry else 0
         self._try_at = now + _backoff(self._failures)
-        if isinstance(error, InUse):
+        if isinstance(error, GpusInUseError):
             self._busy, self._busy_at = error.obstacles, now + BUSY_SECONDS
         when = "when the label or the file changes, or after a restart"
         if retry:

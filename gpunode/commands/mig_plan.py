@@ -19,7 +19,15 @@ from gpunode.facts.mig import keeper
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.mig import unfinished
-from gpunode.mig.config import Entry, MigConfig, Wishes, difference, empty_instances, parse, wishes
+from gpunode.mig.config import (
+    DesiredLayouts,
+    LayoutEntry,
+    MigConfig,
+    desired_layouts,
+    difference,
+    empty_instances,
+    parse,
+)
 from gpunode.mig.model import Layouts, Placement
 from gpunode.mig.node_labels import in_pod
 from gpunode.mig.placement import summary
@@ -41,7 +49,7 @@ class ConfigSelection:
 
     path: str
     label: str
-    entries: tuple[Entry, ...]
+    entries: tuple[LayoutEntry, ...]
     data: bytes
 
 
@@ -103,7 +111,7 @@ def planned(
     host: Host, selection: ConfigSelection, layouts: Layouts, *, mode_only: bool = False
 ) -> LayoutPlan:
     """The plan for these layouts. `CannotBe` for layouts that this node can't have."""
-    desired = wishes(selection.path, selection.label, selection.entries, layouts)
+    desired = desired_layouts(selection.path, selection.label, selection.entries, layouts)
     plans = plan(selection.path, desired.all, mode_only=mode_only)
     unfinished_gpus = (
         unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
@@ -127,7 +135,7 @@ def planned(
 
 
 def _restoring_plans(
-    layouts: Layouts, desired: Wishes, unfinished_gpus: unfinished.UnfinishedGpus
+    layouts: Layouts, desired: DesiredLayouts, unfinished_gpus: unfinished.UnfinishedGpus
 ) -> Iterator[GpuPlan]:
     """Plans for GPUs that an interrupted run left and this one doesn't name."""
     uuids = {wish.gpu.uuid for wish in desired.all}
@@ -154,7 +162,7 @@ def _unfinished_lines(unfinished_gpus: unfinished.UnfinishedGpus, restored: Coll
 def holds(selection: ConfigSelection, layouts: Layouts) -> bool:
     """Whether these layouts match the whole configuration, and not only its modes."""
     try:
-        desired = wishes(selection.path, selection.label, selection.entries, layouts).all
+        desired = desired_layouts(selection.path, selection.label, selection.entries, layouts).all
     except GpunodeError:
         return False
     return not any(wish.gpu.mode_pending or difference(wish) for wish in desired)
@@ -465,14 +473,14 @@ def unfinished_notes(host: Host, layouts: Layouts) -> tuple[str, ...]:
     return (f"{begun(run)} was interrupted: {'; '.join(parts)}; go on: {command}",)
 
 
-def begun(run: unfinished.Run) -> str:
+def begun(run: unfinished.UnfinishedRun) -> str:
     """A run, by its start time."""
     return (
         f"a run of mig apply that started at {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(run.since))}"
     )
 
 
-def _stopped(run: unfinished.Run) -> tuple[str, ...]:
+def _stopped(run: unfinished.UnfinishedRun) -> tuple[str, ...]:
     if not run.drained.restart_commands:
         return ()
     ended = [f"process {pid}" for pid in run.drained.pids]
@@ -543,7 +551,9 @@ def assert_layout(
         return _result(config_file, MigAssertion(selection.path, selection.label, "file", holds=True), ())
     with progress.step("reading the layouts"):
         layouts = read_layouts(host)
-    desired = wishes(selection.path, selection.label, selection.entries, layouts, mode_only=mode_only)
+    desired = desired_layouts(
+        selection.path, selection.label, selection.entries, layouts, mode_only=mode_only
+    )
     differences = [difference(wish, mode_only=mode_only) for wish in desired.all]
     wrong = tuple(text for text in differences if text)
     looked = "mode" if mode_only else "layout"

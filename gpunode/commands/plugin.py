@@ -34,7 +34,7 @@ from gpunode.host.documents import MAX_STREAM_BYTES
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import StrEnum
 from gpunode.plugin.config.options import OPTIONS
-from gpunode.plugin.config.resolve import DEFAULT, Resolved, option_value
+from gpunode.plugin.config.resolve import DEFAULT, ResolvedSettings, option_value
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
 from gpunode.plugin.config.values import ConfigProblem
 from gpunode.plugin.model import Device, LeftOut, Plan
@@ -180,7 +180,7 @@ def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> 
     return _result(resolved.settings, service)
 
 
-def _chosen(resolved: Resolved) -> Iterator[tuple[str, str]]:
+def _chosen(resolved: ResolvedSettings) -> Iterator[tuple[str, str]]:
     """Options that differ from their defaults; `check-config` prints all, and their sources."""
     settings = resolved.settings
     for option in OPTIONS:
@@ -417,7 +417,7 @@ class PluginConfig:
     unknown: str = ""
 
 
-def _data(file: str, resolved: Resolved) -> PluginConfig:
+def _data(file: str, resolved: ResolvedSettings) -> PluginConfig:
     settings, origins = resolved.settings, resolved.origins
     return PluginConfig(
         file,
@@ -454,7 +454,7 @@ def _planned_device(device: Device) -> PlannedDevice:
     return PlannedDevice(device.id, device.unit.index, device.unit.name, device.unit.profile, problem)
 
 
-def _blocks(file: str, resolved: Resolved, advertised: _Advertisement) -> Iterator[Block]:
+def _blocks(file: str, resolved: ResolvedSettings, advertised: _Advertisement) -> Iterator[Block]:
     yield Text(f"{file or 'without a config file'}: valid", Style.GOOD)
     yield Text("")
     yield Table(("option", "value", "from"), tuple(_rows(resolved)))
@@ -471,7 +471,7 @@ def _blocks(file: str, resolved: Resolved, advertised: _Advertisement) -> Iterat
         yield Text(f"left out: {item.index} {item.id}: {item.reason}", Style.WARN)
 
 
-def _rows(resolved: Resolved) -> Iterator[tuple[Cell | str, ...]]:
+def _rows(resolved: ResolvedSettings) -> Iterator[tuple[Cell | str, ...]]:
     for option in OPTIONS:
         if option.field == "lenient" or (option.part and option.field not in resolved.origins):
             continue

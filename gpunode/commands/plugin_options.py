@@ -14,7 +14,7 @@ from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.output.result import ExitCode, Result
 from gpunode.plugin.config.options import BY_FIELD, OPTIONS, Option, metavar
-from gpunode.plugin.config.resolve import Resolved, Sources, option_value
+from gpunode.plugin.config.resolve import OptionSources, ResolvedSettings, option_value
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import FALSE, TRUE, ConfigProblem
 
@@ -39,14 +39,14 @@ def value_text(option: Option, settings: Settings) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def sources(host: Host, values: Mapping[str, Any], part: str = "", command: str = "") -> Sources:
+def sources(host: Host, values: Mapping[str, Any], part: str = "", command: str = "") -> OptionSources:
     """Options of the command line, by field; those that it doesn't set are left out."""
     flags = {
         field: [value] if isinstance(value, str) else list(value)
         for field, value in values.items()
         if value is not None and value != ()
     }
-    return Sources(host, flags, part, command or part or "plugin serve")
+    return OptionSources(host, flags, part, command or part or "plugin serve")
 
 
 def refused(kind: str, problems: Sequence[ConfigProblem]) -> Result:
@@ -57,7 +57,7 @@ def refused(kind: str, problems: Sequence[ConfigProblem]) -> Result:
     return Result(kind, status="error", exit_code=code, errors=errors)
 
 
-def refuse_empty(source: Sources, resolved: Resolved) -> None:
+def refuse_empty(source: OptionSources, resolved: ResolvedSettings) -> None:
     """`ConfigError` for a file without content. /dev/null is the config manager's word for no file."""
     if source.file and not resolved.content.strip() and source.reader.realpath(source.file) != "/dev/null":
         raise ConfigError(f"{source.file} is empty", hint="a config file begins with: version: v1")

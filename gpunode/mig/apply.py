@@ -11,7 +11,7 @@ from gpunode.errors import GpunodeError, RolledBackError
 from gpunode.host import Host
 from gpunode.host.transaction import attempt
 from gpunode.mig.model import GpuLayout, Layouts
-from gpunode.mig.placement import CannotPlace, Target, solve
+from gpunode.mig.placement import CannotPlace, InstanceTarget, solve
 from gpunode.mig.plan import GpuPlan, Step, as_it_was, reached, same_layout, towards
 from gpunode.mig.session import MigSession
 from gpunode.mig.unfinished import UnfinishedGpus, end, save
@@ -136,7 +136,7 @@ def _fill(tools: Tools, session: MigSession, plans: Sequence[GpuPlan], mode_only
     """Create the instances once the modes are active, and verify that they exist."""
     now = session.layouts()
     created: dict[tuple[str, int], int] = {}
-    targets: dict[str, tuple[Target, ...]] = {}
+    targets: dict[str, tuple[InstanceTarget, ...]] = {}
     for plan in plans:
         gpu = _gpu(now, plan.gpu)
         if gpu.current != plan.wish.enabled:
@@ -167,7 +167,7 @@ def _no_mode(gpu: GpuLayout, desired: bool) -> GpunodeError:
     return GpunodeError(f"GPU {gpu.index} has not switched MIG {word}", hint=hint, code="mig-reset")
 
 
-def _late(plan: GpuPlan, gpu: GpuLayout) -> tuple[Target, ...]:
+def _late(plan: GpuPlan, gpu: GpuLayout) -> tuple[InstanceTarget, ...]:
     """The target for a GPU of which the driver reports the profiles only once MIG is on."""
     try:
         return solve(gpu, plan.wish.profiles)

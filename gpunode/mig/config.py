@@ -38,7 +38,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LayoutEntry:
     """The layout for some GPUs.
 
     `filters` are alternatives, no filter matches every GPU; `devices` are NVML's indices, None is all.
@@ -70,9 +70,9 @@ class MigConfig:
     """A whole file. `path` is for messages."""
 
     path: str
-    labels: Mapping[str, tuple[Entry, ...]]
+    labels: Mapping[str, tuple[LayoutEntry, ...]]
 
-    def select(self, label: str) -> tuple[str, tuple[Entry, ...]]:
+    def select(self, label: str) -> tuple[str, tuple[LayoutEntry, ...]]:
         """The label and its entries; an empty label selects the only one.
 
         `UsageError` if there are several labels, or none with that name.
@@ -130,7 +130,7 @@ def parse(data: bytes, path: str) -> MigConfig:
 Faults = list[tuple[int, str]]
 
 
-def _labels(root: Item, faults: Faults) -> dict[str, tuple[Entry, ...]]:
+def _labels(root: Item, faults: Faults) -> dict[str, tuple[LayoutEntry, ...]]:
     if root.kind != "map":
         faults.append((root.line, f"expected the keys version and mig-configs, found {root.what}"))
         return {}
@@ -160,7 +160,7 @@ def _fields(item: Item, known: Sequence[str], faults: Faults) -> dict[str, Item]
     return fields
 
 
-def _entries(label: str, line: int, item: Item, faults: Faults) -> Iterator[Entry]:
+def _entries(label: str, line: int, item: Item, faults: Faults) -> Iterator[LayoutEntry]:
     if item.kind != "list" or not item.items:
         what = "an empty list" if item.kind == "list" else item.what
         faults.append((line, f"{label}: at least one entry is required, found {what}"))
@@ -180,10 +180,10 @@ def _entries(label: str, line: int, item: Item, faults: Faults) -> Iterator[Entr
             yield entry
 
 
-def _entry(item: Item, faults: Faults) -> Entry:
+def _entry(item: Item, faults: Faults) -> LayoutEntry:
     fields = _fields(item, _ENTRY, faults)
     enabled = _enabled(item.line, fields.get("mig-enabled"), faults)
-    return Entry(
+    return LayoutEntry(
         item.line,
         bool(enabled),
         _profiles(item.line, enabled, fields.get("mig-devices"), faults),
@@ -270,7 +270,7 @@ _VGPU_GUEST = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 
 
 @dataclass(frozen=True)
-class Wish:
+class DesiredLayout:
     """The desired layout of one GPU: MIG on or off, and devices by name. `line` is the configuration's."""
 
     gpu: GpuLayout
@@ -280,15 +280,15 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class DesiredLayouts:
     """All of them, in NVML's order, with notes for the user. `unnamed` are GPUs with MIG without an entry."""
 
-    all: tuple[Wish, ...]
+    all: tuple[DesiredLayout, ...]
     notes: tuple[str, ...] = ()
     unnamed: tuple[GpuLayout, ...] = ()
 
 
-class CannotBe(PreconditionError):
+class ImpossibleMigConfig(PreconditionError):
     """The configuration is valid, but not possible on this node; nothing was changed."""
 
     default_code = "mig-impossible"
@@ -298,10 +298,10 @@ class CannotBe(PreconditionError):
         self.faults = tuple(faults)
 
 
-def wishes(
-    path: str, label: str, entries: Sequence[Entry], layouts: Layouts, *, mode_only: bool = False
-) -> Wishes:
-    """What the entries of one label mean on this node. `CannotBe` with every reason why it isn't possible.
+def desired_layouts(
+    path: str, label: str, entries: Sequence[LayoutEntry], layouts: Layouts, *, mode_only: bool = False
+) -> DesiredLayouts:
+    """What the entries of one label mean on this node. `ImpossibleMigConfig` with every reason.
 
     With `mode_only` instances are ignored, so the right to read them isn't needed.
 
@@ -312,7 +312,7 @@ def wishes(
     """
     faults: list[str] = []
     notes: list[str] = []
-    result: dict[int, Wish] = {}
+    result: dict[int, DesiredLayout] = {}
     for entry in entries:
         place = f"{path}:{entry.line}"
         faults += _missing(place, entry, layouts)
@@ -327,18 +327,18 @@ def wishes(
                 )
             elif before is not None and dict(before.profiles) != dict(entry.profiles):
                 notes.append(f"{place}: holds for GPU {gpu.index}, and not line {before.line}")
-            result[gpu.index] = Wish(gpu, entry.enabled, entry.profiles, entry.line)
+            result[gpu.index] = DesiredLayout(gpu, entry.enabled, entry.profiles, entry.line)
     if not result and not faults:
         seen = ", ".join(f"GPU {gpu.index} is 0x{gpu.device_id:08X}" for gpu in layouts.gpus) or "it has none"
         faults.append(f"{path}: no entry of {label!r} matches a GPU of this node ({seen})")
     faults += _impossible(path, result, mode_only)
     if faults:
-        raise CannotBe(tuple(dict.fromkeys(faults)))
+        raise ImpossibleMigConfig(tuple(dict.fromkeys(faults)))
     unnamed = tuple(gpu for gpu in layouts.gpus if gpu.capable and gpu.index not in result)
-    return Wishes(tuple(result[index] for index in sorted(result)), tuple(notes), unnamed)
+    return DesiredLayouts(tuple(result[index] for index in sorted(result)), tuple(notes), unnamed)
 
 
-def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
+def _missing(place: str, entry: LayoutEntry, layouts: Layouts) -> list[str]:
     here = {gpu.index for gpu in layouts.gpus}
     count = len(here)
     have = f"this node has {many(count, 'GPU')}, from 0 on" if count else "it has no GPU"
@@ -348,7 +348,7 @@ def _missing(place: str, entry: Entry, layouts: Layouts) -> list[str]:
 
 
 def _matching_gpus(
-    entry: Entry, layouts: Layouts, place: str, notes: list[str], faults: list[str]
+    entry: LayoutEntry, layouts: Layouts, place: str, notes: list[str], faults: list[str]
 ) -> list[GpuLayout]:
     """The GPUs that an entry matches. `devices: all` excludes those without MIG if others have it."""
     gpus = [gpu for gpu in layouts.gpus if entry.selects(gpu)]
@@ -366,7 +366,7 @@ def _matching_gpus(
     return gpus
 
 
-def _impossible(path: str, wishes_by_gpu: Mapping[int, Wish], mode_only: bool) -> list[str]:
+def _impossible(path: str, wishes_by_gpu: Mapping[int, DesiredLayout], mode_only: bool) -> list[str]:
     """Why the desired layouts aren't possible; GPUs with the same reason are listed together."""
     faults: dict[tuple[str, int, str], list[str]] = {}
     for wish in wishes_by_gpu.values():
@@ -379,7 +379,7 @@ def _impossible(path: str, wishes_by_gpu: Mapping[int, Wish], mode_only: bool) -
     ]
 
 
-def _against(wish: Wish, mode_only: bool) -> str:
+def _against(wish: DesiredLayout, mode_only: bool) -> str:
     gpu = wish.gpu
     if gpu.error:
         return f"can't be queried: {gpu.error}"
@@ -453,7 +453,7 @@ def as_yaml(document: Mapping[str, Any]) -> str:
 # Whether a GPU matches a configuration by mig-parted's rules: the mode and the count of devices.
 
 
-def difference(wish: Wish, *, mode_only: bool = False) -> str:
+def difference(wish: DesiredLayout, *, mode_only: bool = False) -> str:
     """What differs, as text; empty if nothing does.
 
     The placements of the instances are ignored, and a GPU instance without a compute instance is not a

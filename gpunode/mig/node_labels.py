@@ -29,7 +29,7 @@ _VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class NodeLabels:
+class NodeMigLabels:
     """The labels of one Node object.
 
     With `follows` other users set the configuration at any time: only the state is written, and only while
@@ -68,13 +68,13 @@ class NodeLabels:
             )
 
 
-def connected(host: Host, access: Access, node: str, *, follows: bool = False) -> NodeLabels:
+def connected(host: Host, access: Access, node: str, *, follows: bool = False) -> NodeMigLabels:
     """Connect without sending a request. Raises what `access.connect` does.
 
     `UsageError` for an invalid node name.
     """
     cluster = connect(host, access)
-    return NodeLabels(cluster, node_name(host, node, cluster.node)[0], follows)
+    return NodeMigLabels(cluster, node_name(host, node, cluster.node)[0], follows)
 
 
 def check(label: str) -> None:

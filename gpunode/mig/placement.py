@@ -38,7 +38,7 @@ class CannotPlace(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class InstanceTarget:
     """A desired GPU instance with all of its compute instances; `kept` is the existing one."""
 
     profile_id: int
@@ -54,7 +54,7 @@ class Target:
         return tuple(device_name(self.name, self.slices, instance.slices) for instance in self.compute)
 
 
-def solve(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[Target, ...]:
+def solve(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[InstanceTarget, ...]:
     """All desired instances of the GPU, with their placements. `CannotPlace` if they don't fit.
 
     The solution with the fewest lost MIG devices is chosen, then the one with the fewest lost GPU instances,
@@ -132,7 +132,7 @@ class _Choice:
         return self.lost_devices, self.lost_instances, len(self.made)
 
 
-def _search(gpu: GpuLayout, wish: Sequence[_Part]) -> tuple[Target, ...] | None:
+def _search(gpu: GpuLayout, wish: Sequence[_Part]) -> tuple[InstanceTarget, ...] | None:
     per_profile = [list(_choices(part, gpu.instances)) for part in wish]
     known = {part.profile.id for part in wish}
     rest = [instance for instance in gpu.instances if instance.profile_id not in known]
@@ -244,16 +244,18 @@ def _places(
     return tuple(by_number[number] for number in range(len(profiles))) if walk(0) else None
 
 
-def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tuple[Target, ...]:
+def _targets(gpu: GpuLayout, choice: _Choice, places: Sequence[Placement]) -> tuple[InstanceTarget, ...]:
     targets = []
     for instance, filling in choice.kept:
         compute = compute_places(_profile_of(gpu, instance), filling, instance.compute) or ()
         targets.append(
-            Target(instance.profile_id, instance.name, instance.slices, instance.placement, compute, instance)
+            InstanceTarget(
+                instance.profile_id, instance.name, instance.slices, instance.placement, compute, instance
+            )
         )
     for (profile, filling), place in zip(choice.made, places, strict=True):
         compute = compute_places(profile, filling, ()) or ()
-        targets.append(Target(profile.id, profile.name, profile.slices, place, compute))
+        targets.append(InstanceTarget(profile.id, profile.name, profile.slices, place, compute))
     return tuple(sorted(targets, key=lambda target: target.placement.start))
 
 

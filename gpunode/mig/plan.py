@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.mig.config import CannotBe, Wish
+from gpunode.mig.config import DesiredLayout, ImpossibleMigConfig
 from gpunode.mig.model import ComputeTarget, GpuInstance, GpuLayout, Placement
-from gpunode.mig.placement import CannotPlace, Target, solve
+from gpunode.mig.placement import CannotPlace, InstanceTarget, solve
 
 AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode needs a reset; from Hopper on it doesn't
 
@@ -67,8 +67,8 @@ class GpuPlan:
     `kept` those that stay, with their UUIDs.
     """
 
-    wish: Wish
-    target: tuple[Target, ...] | None
+    wish: DesiredLayout
+    target: tuple[InstanceTarget, ...] | None
     steps: tuple[Step, ...]
     lost: tuple[Device, ...] = ()
     kept: tuple[Device, ...] = ()
@@ -85,10 +85,10 @@ class GpuPlan:
         return self.gpu.capable and self.gpu.current != self.wish.enabled
 
 
-def plan(path: str, desired: Sequence[Wish], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
+def plan(path: str, desired: Sequence[DesiredLayout], *, mode_only: bool = False) -> tuple[GpuPlan, ...]:
     """The plans of all GPUs; with `mode_only` instances stay unless the change of the mode removes them.
 
-    `CannotBe` names each profile that doesn't fit on a GPU, and what would fit.
+    `ImpossibleMigConfig` names each profile that doesn't fit on a GPU, and what would fit.
     """
     plans, faults = [], []
     for wish in desired:
@@ -98,11 +98,11 @@ def plan(path: str, desired: Sequence[Wish], *, mode_only: bool = False) -> tupl
             fits = f"; {error.fits}" if error.fits else ""
             faults.append(f"{path}:{wish.line}: GPU {wish.gpu.index} ({wish.gpu.name}): {error.reason}{fits}")
     if faults:
-        raise CannotBe(faults)
+        raise ImpossibleMigConfig(faults)
     return tuple(plans)
 
 
-def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
+def plan_gpu(wish: DesiredLayout, *, mode_only: bool = False) -> GpuPlan:
     """One GPU's plan. `CannotPlace` if the desired layout doesn't fit."""
     gpu = wish.gpu
     if not gpu.capable:
@@ -112,11 +112,11 @@ def plan_gpu(wish: Wish, *, mode_only: bool = False) -> GpuPlan:
 
 def put_back(gpu: GpuLayout, before: GpuLayout) -> GpuPlan:
     """The plan that restores a GPU's earlier layout."""
-    wish = Wish(gpu, before.current, before.devices(), 0)
+    wish = DesiredLayout(gpu, before.current, before.devices(), 0)
     return _plan(wish, as_it_was(before.instances, gpu.instances if gpu.current == before.current else ()))
 
 
-def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
+def _plan(wish: DesiredLayout, target: tuple[InstanceTarget, ...] | None) -> GpuPlan:
     gpu = wish.gpu
     switches = gpu.current != wish.enabled
     mode_is_set = gpu.current == wish.enabled and gpu.pending == wish.enabled
@@ -146,7 +146,7 @@ def _plan(wish: Wish, target: tuple[Target, ...] | None) -> GpuPlan:
     )
 
 
-def _target(wish: Wish, switches: bool, mode_only: bool) -> tuple[Target, ...] | None:
+def _target(wish: DesiredLayout, switches: bool, mode_only: bool) -> tuple[InstanceTarget, ...] | None:
     gpu = replace(wish.gpu, instances=()) if switches else wish.gpu
     if not wish.enabled:
         return ()
@@ -158,7 +158,7 @@ def _target(wish: Wish, switches: bool, mode_only: bool) -> tuple[Target, ...] |
 
 
 def towards(
-    gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[Target]
+    gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[InstanceTarget]
 ) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps that destroy, then the steps that create, so that `present` becomes `target`."""
     by_id = {entry.kept.id: entry for entry in target if entry.kept is not None}
@@ -208,7 +208,7 @@ def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
     )
 
 
-def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[Target, ...]:
+def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[InstanceTarget, ...]:
     """An earlier layout as a target: existing instances are kept, the others get their old placements."""
     result = []
     for old in then:
@@ -221,7 +221,9 @@ def as_it_was(then: Sequence[GpuInstance], now: Sequence[GpuInstance]) -> tuple[
             if here is not None:
                 left.remove(here)
             compute.append(ComputeTarget(ci.slices, ci.placement, here))
-        result.append(Target(old.profile_id, old.name, old.slices, old.placement, tuple(compute), same))
+        result.append(
+            InstanceTarget(old.profile_id, old.name, old.slices, old.placement, tuple(compute), same)
+        )
     return tuple(result)
 
 
@@ -241,7 +243,9 @@ def _shape(layout: GpuLayout) -> tuple[object, ...]:
     return layout.current, layout.pending, sorted(instances)
 
 
-def reached(goal: GpuPlan, now: GpuLayout, target: Sequence[Target], *, mode_only: bool = False) -> str:
+def reached(
+    goal: GpuPlan, now: GpuLayout, target: Sequence[InstanceTarget], *, mode_only: bool = False
+) -> str:
     """Empty if the GPU has the desired layout, else what differs."""
     if not now.capable:
         return ""

@@ -13,9 +13,9 @@ from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.host.journal import state_directory
 from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, layouts_from_json
-from gpunode.mig.placement import Target
+from gpunode.mig.placement import InstanceTarget
 from gpunode.mig.plan import GpuPlan, same_layout
-from gpunode.mig.users import Drained
+from gpunode.mig.users import StoppedUsers
 from gpunode.output.typed import from_plain, plain
 
 # The snapshot of the layout before a change, on disk while the run lasts: if it exists, a run was killed.
@@ -30,7 +30,7 @@ Cut = tuple[Spot, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Goal:
+class LayoutGoal:
     """The target of a run for one GPU; `cuts` is None where it wasn't known when the run started."""
 
     enabled: bool
@@ -42,7 +42,7 @@ class LayoutSnapshot:
     """Runs that didn't finish: `before` is each GPU's earlier layout, `goals` are by UUID."""
 
     before: tuple[GpuLayout, ...] = ()
-    goals: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
+    goals: Mapping[str, tuple[LayoutGoal, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left
     earlier = {gpu.uuid: old.goals.get(gpu.uuid, ()) for gpu in (*left.half, *left.unasked)}
     goals = {}
     for plan in plans:
-        goal = Goal(plan.wish.enabled, None if plan.target is None else tuple(map(_cut, plan.target)))
+        goal = LayoutGoal(plan.wish.enabled, None if plan.target is None else tuple(map(_cut, plan.target)))
         goals[plan.gpu.uuid] = (*earlier.get(plan.gpu.uuid, ()), goal)
     _write(host, LayoutSnapshot((*before, *left.unasked), {**earlier, **goals}))
 
@@ -100,7 +100,9 @@ def load_snapshot(host: Host) -> LayoutSnapshot:
         data = _read_record(host, snapshot_path(host))
         if data is None:
             return LayoutSnapshot()
-        goals = {uuid: tuple(from_plain(Goal, goal) for goal in all_) for uuid, all_ in data["goals"].items()}
+        goals = {
+            uuid: tuple(from_plain(LayoutGoal, goal) for goal in all_) for uuid, all_ in data["goals"].items()
+        }
         return LayoutSnapshot(layouts_from_json(data["layouts"]).gpus, goals)
     except (ValueError, KeyError, TypeError, AttributeError):
         return LayoutSnapshot()
@@ -129,19 +131,19 @@ def unfinished_gpus(snapshot: LayoutSnapshot, now: Layouts) -> UnfinishedGpus:
     return UnfinishedGpus(tuple(standing), tuple(changed), tuple(unasked))
 
 
-def _all(goals: Sequence[Goal]) -> Goal:
+def _all(goals: Sequence[LayoutGoal]) -> LayoutGoal:
     """The goals of several unfinished runs as one."""
     cuts = [goal.cuts for goal in goals]
     known = [cut for goal_cuts in cuts if goal_cuts is not None for cut in goal_cuts]
-    return Goal(any(goal.enabled for goal in goals), None if None in cuts else tuple(known))
+    return LayoutGoal(any(goal.enabled for goal in goals), None if None in cuts else tuple(known))
 
 
-def _reached(goal: Goal, now: GpuLayout) -> bool:
+def _reached(goal: LayoutGoal, now: GpuLayout) -> bool:
     mode = (now.current, now.pending) == (goal.enabled, goal.enabled)
     return mode and goal.cuts is not None and sorted(map(_cut, now.instances)) == sorted(goal.cuts)
 
 
-def _between(before: GpuLayout, goal: Goal, now: GpuLayout) -> bool:
+def _between(before: GpuLayout, goal: LayoutGoal, now: GpuLayout) -> bool:
     if now.current not in (before.current, goal.enabled):
         return False
     if goal.cuts is None:
@@ -150,7 +152,7 @@ def _between(before: GpuLayout, goal: Goal, now: GpuLayout) -> bool:
     return {spot for spot, _ in map(_cut, now.instances)} <= known
 
 
-def _cut(part: GpuInstance | Target) -> Cut:
+def _cut(part: GpuInstance | InstanceTarget) -> Cut:
     spot = part.profile_id, part.placement.start, part.placement.size
     return spot, tuple(sorted(compute.slices for compute in part.compute))
 
@@ -173,7 +175,7 @@ def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
 
 
 @dataclass(frozen=True)
-class Run:
+class UnfinishedRun:
     """`since` is seconds since the epoch, `command` the arguments of gpunode that continue the run.
 
     `process` is its process id and start (clock ticks since boot, proc_pid_stat(5)); (0, "") once it has
@@ -182,7 +184,7 @@ class Run:
 
     since: float
     command: tuple[str, ...]
-    drained: Drained = field(default_factory=Drained)
+    drained: StoppedUsers = field(default_factory=StoppedUsers)
     process: tuple[int, str] = (0, "")
 
 
@@ -191,16 +193,16 @@ def unfinished_path(host: Host) -> str:
     return f"{state_directory(host)}/mig-run.json"
 
 
-def load_unfinished(host: Host) -> Run | None:
+def load_unfinished(host: Host) -> UnfinishedRun | None:
     """The unfinished run of this boot."""
     try:
         data = _read_record(host, unfinished_path(host))
-        return from_plain(Run, data["run"]) if data is not None else None
+        return from_plain(UnfinishedRun, data["run"]) if data is not None else None
     except (ValueError, KeyError):
         return None
 
 
-def lives(host: Host, run: Run) -> bool:
+def lives(host: Host, run: UnfinishedRun) -> bool:
     """Whether its process is still running: then it isn't unfinished."""
     pid, started = run.process
     return pid > 0 and _start(host, pid) == started
@@ -210,19 +212,19 @@ def _start(host: Host, pid: int) -> str:
     return str(start_ticks(host, pid) or "")
 
 
-class Keeper:
+class RunRecorder:
     """Keeps the record of one run, and continues an earlier run's. Requires the node's lock."""
 
     def __init__(self, host: Host, command: tuple[str, ...]) -> None:
         self._host = host
         self.earlier = load_unfinished(host)
-        drained = self.earlier.drained if self.earlier is not None else Drained()
+        drained = self.earlier.drained if self.earlier is not None else StoppedUsers()
         pid = os.getpid()
-        self._run = Run(host.now(), command, drained, (pid, _start(host, pid)))
+        self._run = UnfinishedRun(host.now(), command, drained, (pid, _start(host, pid)))
         self._begun = False
 
     @property
-    def drained(self) -> Drained:
+    def drained(self) -> StoppedUsers:
         """What is stopped, by this run or the one before."""
         return self._run.drained
 
@@ -231,12 +233,12 @@ class Keeper:
         self._begun = True
         self._write(self._run)
 
-    def stop(self, drained: Drained) -> None:
+    def stop(self, drained: StoppedUsers) -> None:
         """Record one more thing that is about to be stopped."""
         self._run = replace(self._run, drained=drained)
         self.begin()
 
-    def end(self, still: Drained, *, half: bool, failed: bool) -> None:
+    def end(self, still: StoppedUsers, *, half: bool, failed: bool) -> None:
         """End the record.
 
         `still` couldn't be restarted. `half`: some GPU is still between two layouts, because of this run if
@@ -249,5 +251,5 @@ class Keeper:
         elif self._host.read_text(unfinished_path(self._host)) is not None:
             self._host.remove(unfinished_path(self._host))
 
-    def _write(self, run: Run) -> None:
+    def _write(self, run: UnfinishedRun) -> None:
         _write_record(self._host, unfinished_path(self._host), run=run)

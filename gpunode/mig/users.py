@@ -77,7 +77,7 @@ class Obstacle:
         return f"{user}{inside} {'holds' if self.kind == 'pod' else 'uses'} {self.what}"
 
 
-class InUse(PreconditionError):
+class GpusInUseError(PreconditionError):
     """The plan is refused because of `obstacles`."""
 
     default_code = "mig-busy"
@@ -254,7 +254,7 @@ _DRAIN_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Drained:
+class StoppedUsers:
     """What was stopped.
 
     Units, containers (ENGINE:ID) and nvidia_drm, if it was unloaded, are restarted; processes are not.
@@ -280,19 +280,19 @@ class Drained:
         """The commands that restart it."""
         return tuple(argv for argv, _ in self.parts())
 
-    def parts(self) -> Iterator[tuple[tuple[str, ...], Drained]]:
+    def parts(self) -> Iterator[tuple[tuple[str, ...], StoppedUsers]]:
         """Each of these commands, with what it restarts."""
         if self.module:
-            yield ("modprobe", DRM), Drained(module=True)
+            yield ("modprobe", DRM), StoppedUsers(module=True)
         for unit in self.units:
-            yield ("systemctl", "start", unit), Drained(units=(unit,))
+            yield ("systemctl", "start", unit), StoppedUsers(units=(unit,))
         for container in self.containers:
             engine, _, identifier = container.partition(":")
-            yield (engine, "start", identifier), Drained(containers=(container,))
+            yield (engine, "start", identifier), StoppedUsers(containers=(container,))
 
-    def plus(self, other: Drained) -> Drained:
+    def plus(self, other: StoppedUsers) -> StoppedUsers:
         """The two combined."""
-        return Drained(
+        return StoppedUsers(
             (*self.units, *other.units),
             self.module or other.module,
             (*self.pids, *other.pids),
@@ -300,7 +300,7 @@ class Drained:
         )
 
 
-_NOTHING = Drained()
+_NOTHING = StoppedUsers()
 
 
 def drain(
@@ -308,9 +308,9 @@ def drain(
     words: Sequence[str],
     blocking: Sequence[Obstacle],
     progress: Progress,
-    done: Drained = _NOTHING,
-    keep: Callable[[Drained], None] = lambda _: None,
-) -> Drained:
+    done: StoppedUsers = _NOTHING,
+    keep: Callable[[StoppedUsers], None] = lambda _: None,
+) -> StoppedUsers:
     """Stop what `words` name: units, process ids, containers, or nvidia_drm.
 
     All are checked before the first is stopped. `done` is already stopped; `keep` is called with what will
@@ -327,7 +327,7 @@ def drain(
     return done
 
 
-def _rests(word: str, done: Drained, blocking: Sequence[Obstacle]) -> bool:
+def _rests(word: str, done: StoppedUsers, blocking: Sequence[Obstacle]) -> bool:
     """Whether a killed run has stopped it: it was an obstacle, and no longer is."""
     stopped = word in done.containers or word in map(str, done.pids)
     return stopped and word not in {str(obstacle.pid) for obstacle in blocking if obstacle.pid} | {
@@ -358,8 +358,8 @@ def _check(word: str, blocking: Sequence[Obstacle]) -> None:
 
 
 def _stop(
-    host: Host, word: str, done: Drained, progress: Progress, keep: Callable[[Drained], None]
-) -> Drained:
+    host: Host, word: str, done: StoppedUsers, progress: Progress, keep: Callable[[StoppedUsers], None]
+) -> StoppedUsers:
     if word.isdigit():
         now = replace(done, pids=_appended(done.pids, int(word)))
         keep(now)
@@ -433,12 +433,12 @@ def _failure(answer: Completed) -> str:
     return "took too long" if answer.timed_out else output[-1] if output else f"exit code {answer.code}"
 
 
-def bring_back(host: Host, done: Drained, progress: Progress) -> tuple[tuple[str, ...], Drained]:
-    """Restart what was stopped; return what didn't start, as text and as `Drained`.
+def bring_back(host: Host, done: StoppedUsers, progress: Progress) -> tuple[tuple[str, ...], StoppedUsers]:
+    """Restart what was stopped; return what didn't start, as text and as `StoppedUsers`.
 
     What no longer exists is reported once, and then dropped.
     """
-    troubles, still = [], Drained()
+    troubles, still = [], StoppedUsers()
     for argv, part in done.parts():
         with progress.step(" ".join(argv)):
             answer = host.run(argv, timeout=_STOP_SECONDS)
@@ -523,16 +523,16 @@ def _heeds(status: Mapping[str, str]) -> bool:
     return all(caught >> (number - 1) & 1 for number in _SIGNALS.values())
 
 
-class Room:
+class NvmlPause:
     """Keeps NVML closed in gpunode's own services for as long as needed."""
 
     def __init__(self, host: Host, progress: Progress) -> None:
         self._host, self._progress = host, progress
 
     @contextmanager
-    def made(self, closed: bool) -> Iterator[None]:
-        """With `closed` NVML is closed in them meanwhile. They read again at the end, also after an error."""
-        if closed:
+    def if_needed(self, needed: bool) -> Iterator[None]:
+        """If `needed`, NVML is closed in them meanwhile. They read again at the end, also after an error."""
+        if needed:
             self.close()
         try:
             yield

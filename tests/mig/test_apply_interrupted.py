@@ -23,7 +23,7 @@ from gpunode.host.transaction import uninterrupted
 from gpunode.mig import apply as apply_module
 from gpunode.mig import unfinished
 from gpunode.mig.model import Layouts
-from gpunode.mig.users import Drained, drain
+from gpunode.mig.users import StoppedUsers, drain
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.silent import SilentProgress
@@ -271,7 +271,7 @@ def test_unit_that_does_not_start_stays_on_record(mig_node: MigMaker) -> None:
 def test_stopped_container_may_be_named_again() -> None:
     """It blocked the killed run, and no longer blocks the same command."""
     word = f"docker:{'4' * 12}"
-    down = Drained(containers=(word,), pids=(41,))
+    down = StoppedUsers(containers=(word,), pids=(41,))
     assert drain(Host(), (word, "41"), (), SilentProgress(), down) == down
     with pytest.raises(UsageError):
         drain(Host(), (word,), (), SilentProgress())

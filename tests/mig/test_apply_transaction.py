@@ -18,7 +18,7 @@ from gpunode.commands.mig_apply import MigLabels
 from gpunode.errors import GpunodeError
 from gpunode.kubernetes.access import Access
 from gpunode.mig.apply import LayoutRequest
-from gpunode.mig.config import difference, parse, wishes
+from gpunode.mig.config import desired_layouts, difference, parse
 from gpunode.mig.model import Layouts
 from gpunode.mig.plan import same_layout
 from gpunode.mig.session import MigSession
@@ -64,7 +64,7 @@ def differences(label: str, now: Layouts) -> list[str]:
     """How the layout differs from the one of this label in the configuration file."""
     with open(EXAMPLES, "rb") as file:
         entries = parse(file.read(), EXAMPLES).labels[label]
-    return [text for text in map(difference, wishes(EXAMPLES, label, entries, now).all) if text]
+    return [text for text in map(difference, desired_layouts(EXAMPLES, label, entries, now).all) if text]
 
 
 def seeded_random() -> random.Random:

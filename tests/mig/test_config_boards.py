@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fixtures.mig_tables import BOARDS
-from gpunode.mig.config import CannotBe, Entry, Wishes, parse, wishes
+from gpunode.mig.config import DesiredLayouts, ImpossibleMigConfig, LayoutEntry, desired_layouts, parse
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import plan
 from tests.mig.conftest import EXAMPLES
@@ -31,13 +31,13 @@ def node(*names: str) -> Layouts:
     return Layouts("", tuple(found))
 
 
-def desired(entries: Sequence[Entry], layouts: Layouts) -> Wishes:
-    found = wishes("x", "a", entries, layouts)
+def desired(entries: Sequence[LayoutEntry], layouts: Layouts) -> DesiredLayouts:
+    found = desired_layouts("x", "a", entries, layouts)
     plan("x", found.all)
     return found
 
 
-def entries(*lines: str) -> tuple[Entry, ...]:
+def entries(*lines: str) -> tuple[LayoutEntry, ...]:
     text = "version: v1\nmig-configs:\n  a:\n" + "".join(f"  - {{{line}}}\n" for line in lines)
     return parse(text.encode(), "x").labels["a"]
 
@@ -99,7 +99,7 @@ def test_one_label_gives_two_models_their_own_layout() -> None:
 def test_other_subsystem_is_another_board() -> None:
     layouts = Layouts("", (replace(node("h100").gpus[0], subsystem_id=0x16C010DE),))
     filtered = entries('device-filter: "0x233010DE:0x16C110DE", devices: all, mig-enabled: false')
-    with pytest.raises(CannotBe, match="no entry of 'a' matches a GPU of this node"):
+    with pytest.raises(ImpossibleMigConfig, match="no entry of 'a' matches a GPU of this node"):
         desired(filtered, layouts)
 
 
@@ -108,7 +108,7 @@ def test_gpu_without_data_may_match_any_filter() -> None:
     layouts = Layouts("", (*node("h100").gpus, dead))
     filtered = 'device-filter: "0x233010DE", devices: {}, mig-enabled: {}'
     for last in ("false", "true, mig-devices: {1g.10gb: 7}"):
-        with pytest.raises(CannotBe) as raised:
+        with pytest.raises(ImpossibleMigConfig) as raised:
             desired(entries(filtered.format("all", "false"), filtered.format("[1]", last)), layouts)
         assert raised.value.faults == ("x:4: GPU 1 can't be queried: GPU is lost (NVML 15)",)
     assert len(desired(entries(filtered.format("[0]", "false")), layouts).all) == 1

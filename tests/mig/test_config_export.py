@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.mig.config import as_json, as_yaml, difference, export, parse, wishes
+from gpunode.mig.config import as_json, as_yaml, desired_layouts, difference, export, parse
 from gpunode.mig.model import (
     ComputeInstance,
     GpuInstance,
@@ -98,7 +98,7 @@ def test_exported_file_parses_to_the_current_layout(case, form):
     layouts = Layouts("", tuple(CASES[case][0]))
     chosen, entries = parse(form(export(layouts)).encode(), "mig.yaml").select("")
     assert chosen == "current"
-    wanted = wishes("mig.yaml", chosen, entries, layouts).all
+    wanted = desired_layouts("mig.yaml", chosen, entries, layouts).all
     assert {one.gpu.index for one in wanted} >= {one.index for one in layouts.gpus if one.capable}
     assert [difference(one) for one in wanted if difference(one)] == []
 

@@ -22,7 +22,7 @@ from gpunode.mig.model import (
     inferred_compute,
     parse_name,
 )
-from gpunode.mig.placement import CannotPlace, Target, solve
+from gpunode.mig.placement import CannotPlace, InstanceTarget, solve
 
 SEVEN = {"a100-40gb": (5, 10, 20, 40), "h100": (10, 20, 40, 80)}
 
@@ -65,11 +65,11 @@ def instance(gpu: GpuLayout, number: int, name: str, start: int, *parts: int) ->
     return GpuInstance(number, profile.index, profile.id, name, profile.slices, place, tuple(compute))
 
 
-def cut(target: tuple[Target, ...]) -> Counter[str]:
+def cut(target: tuple[InstanceTarget, ...]) -> Counter[str]:
     return Counter(name for one in target for name in one.devices)
 
 
-def sound(gpu: GpuLayout, target: tuple[Target, ...]) -> None:
+def sound(gpu: GpuLayout, target: tuple[InstanceTarget, ...]) -> None:
     """Every placement is offered, none shares a slot, no count is exceeded."""
     profiles = {one.id: one for one in gpu.profiles}
     for one in target:

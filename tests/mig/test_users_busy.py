@@ -14,11 +14,11 @@ from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.host.process import Completed
-from gpunode.mig.config import Wish
+from gpunode.mig.config import DesiredLayout
 from gpunode.mig.model import GpuLayout
 from gpunode.mig.plan import plan_gpu
 from gpunode.mig.session import MigProcess
-from gpunode.mig.users import InUse, Obstacle, bring_back, drain, obstacles, untold
+from gpunode.mig.users import GpusInUseError, Obstacle, bring_back, drain, obstacles, untold
 from tests.mig.test_placement import board, instance
 from tests.silent import SilentProgress
 
@@ -54,7 +54,9 @@ class Machine:
             link.parent.mkdir(exist_ok=True)
             link.symlink_to(file)
 
-    def ask(self, gpu: GpuLayout, wish: Wish, *processes: MigProcess, ours: int = 0) -> tuple[Obstacle, ...]:
+    def ask(
+        self, gpu: GpuLayout, wish: DesiredLayout, *processes: MigProcess, ours: int = 0
+    ) -> tuple[Obstacle, ...]:
         node = Node(Host(root=self.root))
         return obstacles(node, [plan_gpu(wish)], {gpu.uuid: processes}, frozenset({ours}))
 
@@ -81,7 +83,7 @@ def test_only_processes_using_removed_instances_are_listed(machine: Machine) -> 
     machine.process(43, "nvidia-persistenced", "/dev/nvidia3")
     machine.process(44, "other", "/dev/nvidia1", "/etc/hosts")
     # 4g at slot 0 displaces the instance there
-    (found,) = machine.ask(gpu, Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1))
+    (found,) = machine.ask(gpu, DesiredLayout(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1))
     assert (found.name, found.pid) == ("train", 41)
     assert found.text == "train (process 41) uses the 3g.40gb at 0:4 of GPU 0"
     assert found.drain == "41"
@@ -90,7 +92,7 @@ def test_only_processes_using_removed_instances_are_listed(machine: Machine) -> 
 def test_processes_listed_by_nvml_count_as_well(machine: Machine) -> None:
     gpu = gpu_of("h100")
     machine.process(41, "train")
-    wish = Wish(gpu, True, {"1g.10gb": 7}, 1)
+    wish = DesiredLayout(gpu, True, {"1g.10gb": 7}, 1)
     found = machine.ask(gpu, wish, MigProcess(41, 1, 0), MigProcess(77, 2, 0), MigProcess(9, 2, 0), ours=9)
     assert [(one.pid, one.name) for one in found] == [(41, "train"), (77, "a process")]
 
@@ -98,11 +100,11 @@ def test_processes_listed_by_nvml_count_as_well(machine: Machine) -> None:
 def test_process_names_cannot_inject_lines_or_commands(machine: Machine) -> None:
     machine.process(41, "x\nerror:reboot")
     gpu = gpu_of("h100")
-    (found,) = machine.ask(gpu, Wish(gpu, True, {"1g.10gb": 7}, 1), MigProcess(41, 1, 0))
+    (found,) = machine.ask(gpu, DesiredLayout(gpu, True, {"1g.10gb": 7}, 1), MigProcess(41, 1, 0))
     assert found.text.startswith("x error:reboot (process 41) uses")
     pod = Obstacle("pod", 0, "GPU 0", "default/a;reboot")
     unit = Obstacle("unit", 0, "GPU 0", "x", unit="a b.service")
-    stop, end = InUse([pod, unit]).hint.split("; ", 1)
+    stop, end = GpusInUseError([pod, unit]).hint.split("; ", 1)
     assert stop == "stop them with: --drain 'a b.service'"
     assert end == "end first: kubectl delete pod -n default 'a;reboot'"
 
@@ -118,7 +120,7 @@ def test_containers_and_units_are_named(machine: Machine) -> None:
     machine.process(
         45, "pod", cap, cgroup=f"/kubepods.slice/kubepods-pod1.slice/cri-containerd-{CONTAINER}.scope"
     )
-    found = machine.ask(gpu, Wish(gpu, True, {}, 1))
+    found = machine.ask(gpu, DesiredLayout(gpu, True, {}, 1))
     assert all(one.container == CONTAINER for one in found if one.name != "jupyter")
     assert f"in container {CONTAINER[:12]}" in found[0].text
     assert found[1].unit == "jupyter.service" and "of jupyter.service" in found[1].text
@@ -171,25 +173,25 @@ class Kubelet:
 def test_idle_pods_holding_a_removed_device_block(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = gpu_of("h100")
     first, second = (ci.uuid for gi in gpu.instances for ci in gi.compute)
-    wish = Wish(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1)  # the instance at slot 0 is removed
+    wish = DesiredLayout(gpu, True, {"4g.40gb": 1, "3g.40gb": 1}, 1)  # the instance at slot 0 is removed
     for ids, counts in (((first,), 1), ((f"{first}::0",), 1), ((second,), 0), ((gpu.uuid,), 1)):
         Kubelet(monkeypatch, *ids)
         found = [one for one in machine.ask(gpu, wish) if one.kind == "pod"]
         assert [one.name for one in found] == ["ml/train-0"] * counts, ids
         assert all(one.drain == "" for one in found)
-    assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1)) == (), "nothing is removed"
+    assert machine.ask(gpu, DesiredLayout(gpu, True, {"3g.40gb": 2}, 1)) == (), "nothing is removed"
 
 
 def test_unresponsive_kubelet_is_reported(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = gpu_of("h100")
     Kubelet(monkeypatch, silent=True)
     node = Node(Host(root=machine.root))
-    message = untold(node, [plan_gpu(Wish(gpu, True, {}, 1))])
+    message = untold(node, [plan_gpu(DesiredLayout(gpu, True, {}, 1))])
     assert (
         message == "can't list the pods that hold the devices to be destroyed: "
         "the kubelet did not answer List within 2 s"
     )
-    assert untold(node, [plan_gpu(Wish(gpu, True, {"3g.40gb": 2}, 1))]) == ""
+    assert untold(node, [plan_gpu(DesiredLayout(gpu, True, {"3g.40gb": 2}, 1))]) == ""
 
 
 def test_reset_needs_a_gpu_without_any_process(machine: Machine) -> None:
@@ -200,7 +202,7 @@ def test_reset_needs_a_gpu_without_any_process(machine: Machine) -> None:
     machine.process(44, "nv-hostengine", "/dev/nvidia3 (deleted)", cgroup="/system.slice/nvidia-dcgm.service")
     machine.process(45, "elsewhere", "/dev/nvidia2")
     machine.put("sys/module/nvidia_drm/parameters/modeset", "Y\n")
-    found = machine.ask(gpu, Wish(gpu, True, {"7g.80gb": 1}, 1))
+    found = machine.ask(gpu, DesiredLayout(gpu, True, {"7g.80gb": 1}, 1))
     assert [one.drain for one in found] == [
         "nvidia-persistenced.service",
         "nvidia-dcgm.service",
@@ -208,7 +210,7 @@ def test_reset_needs_a_gpu_without_any_process(machine: Machine) -> None:
     ]
     assert "GPU 0, which must be reset" in found[0].text
     machine.put("sys/module/nvidia_drm/parameters/modeset", "N\n")
-    assert len(machine.ask(gpu, Wish(gpu, True, {}, 1))) == 2
+    assert len(machine.ask(gpu, DesiredLayout(gpu, True, {}, 1))) == 2
 
 
 def test_other_mig_managers_are_reported(machine: Machine) -> None:
@@ -219,7 +221,7 @@ def test_other_mig_managers_are_reported(machine: Machine) -> None:
     machine.put("sys/bus/pci/devices/0000:19:00.0/class", "0x030200\n")
     machine.put("sys/bus/pci/devices/0000:19:00.0/vendor", "0x10de\n")
     machine.put("sys/bus/pci/devices/0000:19:00.0/device", "0x20b0\n")
-    plans = [plan_gpu(Wish(gpu, True, {}, 1))]
+    plans = [plan_gpu(DesiredLayout(gpu, True, {}, 1))]
     other, board_ = remarks(Host(root=machine.root), plans)
     assert other == "process 50, nvidia-mig-manager, cuts GPUs on this node as well, and may do it again"
     assert "the fabric manager doesn't run" in board_
@@ -232,21 +234,21 @@ def test_hopper_needs_no_reset_and_only_workloads_block(machine: Machine) -> Non
     machine.process(43, "nvidia-persistenced", "/dev/nvidia3")
     machine.process(44, "train", "/dev/nvidia3")
     machine.put("sys/module/nvidia_drm/parameters/modeset", "Y\n")
-    (found,) = machine.ask(gpu, Wish(gpu, True, {}, 1), MigProcess(44))
+    (found,) = machine.ask(gpu, DesiredLayout(gpu, True, {}, 1), MigProcess(44))
     assert found.text == "train (process 44) uses GPU 0"
 
 
 def test_unchanged_layout_is_not_blocked(machine: Machine) -> None:
     gpu = gpu_of("h100")
     machine.process(41, "train", "/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap31")
-    assert machine.ask(gpu, Wish(gpu, True, {"3g.40gb": 2}, 1), MigProcess(41, 1, 0)) == ()
+    assert machine.ask(gpu, DesiredLayout(gpu, True, {"3g.40gb": 2}, 1), MigProcess(41, 1, 0)) == ()
 
 
 def test_removed_compute_instance_does_not_affect_its_neighbour(machine: Machine) -> None:
     bare = board("h100")
     parts = instance(bare, 1, "3g.40gb", 0, 1, 1, 1)
     gpu = replace(bare, minor=3, architecture=9, instances=(parts,))
-    wish = Wish(gpu, True, {"1c.3g.40gb": 2}, 1)
+    wish = DesiredLayout(gpu, True, {"1c.3g.40gb": 2}, 1)
     lost = plan_gpu(wish).lost
     assert [one.ci for one in lost] == [2]
     assert machine.ask(gpu, wish, MigProcess(41, 1, 0), MigProcess(42, 1, 1)) == ()

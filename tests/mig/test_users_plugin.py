@@ -18,7 +18,7 @@ from fixtures.scenario import Fault, mig_machine
 from gpunode.errors import PreconditionError
 from gpunode.facts.processes import Process
 from gpunode.host import Host
-from gpunode.mig.users import Clients, Room, clients
+from gpunode.mig.users import Clients, NvmlPause, clients
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
@@ -88,7 +88,7 @@ def test_plugin_that_keeps_nvml_open_is_resumed(tmp_path: Path, monkeypatch: pyt
     ran = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
     monkeypatch.setattr("gpunode.mig.users.running", lambda _host: ran)
     with pytest.raises(PreconditionError, match="process 7 has not closed NVML") as caught:
-        Room(Deaf(root=tmp_path), SilentProgress()).close()
+        NvmlPause(Deaf(root=tmp_path), SilentProgress()).close()
     assert "--drain gpunode-device-plugin" in caught.value.hint
     assert signals == [(7, "USR1"), (7, "HUP")]
 

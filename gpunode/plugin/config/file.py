@@ -22,7 +22,7 @@ _YAML_WORDS = {
 }
 
 
-class Reader:
+class SectionReader:
     """`problems` and `warnings` grow while the sections are read. `known` are all keys, for suggestions."""
 
     def __init__(self, name: str, known: Sequence[str], lenient: bool) -> None:
@@ -173,7 +173,7 @@ _LEAST_REPLICAS = {"timeSlicing": 2, "mps": 1}
 """One client alone under MPS makes sense (its limits hold); one time slice is no slice."""
 
 
-def read_sharing(reader: Reader, item: Item, vendor: str) -> Sharing | None:
+def read_sharing(reader: SectionReader, item: Item, vendor: str) -> Sharing | None:
     """None without a section or with an empty one. Of two MPS counts the same one is used as by NVIDIA's
     plugin."""
     sections: dict[str, tuple[int, Sharing | None]] = {}
@@ -187,7 +187,7 @@ def read_sharing(reader: Reader, item: Item, vendor: str) -> Sharing | None:
     return next((sections[name][1] for name in ("mps", "timeSlicing") if name in sections), None)
 
 
-def _section(reader: Reader, name: str, item: Item, vendor: str) -> Sharing | None:
+def _section(reader: SectionReader, name: str, item: Item, vendor: str) -> Sharing | None:
     path = f"sharing.{name}"
     rename, single = False, name == "mps"
     resources: list[SharedResource] | None = None
@@ -211,7 +211,7 @@ def _section(reader: Reader, name: str, item: Item, vendor: str) -> Sharing | No
 
 
 def _resource(
-    reader: Reader, section: str, item: Item, path: str, vendor: str, rename: bool
+    reader: SectionReader, section: str, item: Item, path: str, vendor: str, rename: bool
 ) -> SharedResource | None:
     before = len(reader.problems)
     fields = {key: value for key, _, value in reader.fields(item, path, RESOURCE_KEYS, exact=True)}
@@ -232,7 +232,7 @@ def _resource(
 
 
 def _name(
-    reader: Reader,
+    reader: SectionReader,
     fields: dict[str, Item],
     key: str,
     holder: Item,
@@ -256,7 +256,7 @@ def _name(
     return name
 
 
-def _replicas(reader: Reader, section: str, item: Item | None, holder: Item, path: str) -> int:
+def _replicas(reader: SectionReader, section: str, item: Item | None, holder: Item, path: str) -> int:
     least = _LEAST_REPLICAS[section]
     allowed = f"a whole number from {least} to {MAX_REPLICAS}"
     if item is None or item.kind == "null":
@@ -271,7 +271,7 @@ def _replicas(reader: Reader, section: str, item: Item | None, holder: Item, pat
     return int(item.text)
 
 
-def _devices(reader: Reader, item: Item, path: str) -> int | tuple[str, ...] | None:
+def _devices(reader: SectionReader, item: Item, path: str) -> int | tuple[str, ...] | None:
     """``all`` or null is None, a number is itself, a list holds selectors."""
     if item.kind == "null" or (item.kind == "scalar" and item.text == "all"):
         return None
@@ -292,7 +292,7 @@ def _devices(reader: Reader, item: Item, path: str) -> int | tuple[str, ...] | N
     return tuple(dict.fromkeys(selectors))
 
 
-def read_rules(reader: Reader, item: Item, path: str, vendor: str) -> tuple[NameRule, ...]:
+def read_rules(reader: SectionReader, item: Item, path: str, vendor: str) -> tuple[NameRule, ...]:
     """The naming rules of ``resources.gpus`` or ``resources.mig``."""
     rules = []
     for entry_path, entry in reader.entries(item, path):
@@ -346,7 +346,7 @@ def known_keys() -> tuple[str, ...]:
 
 def read_file(data: bytes, name: str, *, vendor: str = "", lenient: bool = False) -> FileConfig:
     """Everything in the file, with every problem. `vendor` is the value of flag or variable, if set."""
-    reader = Reader(name, known_keys(), lenient)
+    reader = SectionReader(name, known_keys(), lenient)
     notes: Notes = []
     try:
         tree = read(data, notes)
@@ -376,7 +376,7 @@ def _other_kind(tree: Item) -> tuple[str, str] | None:
     return None
 
 
-def _read_top(reader: Reader, tree: Item, vendor: str) -> FileConfig:
+def _read_top(reader: SectionReader, tree: Item, vendor: str) -> FileConfig:
     values: dict[str, tuple[Any, int]] = {}
     lines: dict[str, int] = {}
     rules: tuple[NameRule, ...] = ()
@@ -409,13 +409,13 @@ def _line(problem: ConfigProblem) -> int:
     return problem.line
 
 
-def _version(reader: Reader, item: Item) -> None:
+def _version(reader: SectionReader, item: Item) -> None:
     if item.kind == "null" or (item.kind == "scalar" and item.text in ("", VERSION)):
         return
     reader.wrong(item.line, "version", f"unknown version {item.what}; the only one is {VERSION}")
 
 
-def _options(reader: Reader, path: str, item: Item) -> Iterator[tuple[Option, Any, int]]:
+def _options(reader: SectionReader, path: str, item: Item) -> Iterator[tuple[Option, Any, int]]:
     """The options under this path, and in the mappings below it."""
     below = [key for key in known_keys() if key.startswith(f"{path}.")]
     names = tuple(dict.fromkeys(key.removeprefix(f"{path}.").partition(".")[0] for key in below))

@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.host.documents import EMPTY, DocumentError, Item, Notes, read_all
-from gpunode.plugin.config.resolve import Sources
+from gpunode.plugin.config.resolve import OptionSources
 from gpunode.plugin.config.values import ConfigProblem
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
@@ -63,7 +63,7 @@ def documents(data: bytes) -> tuple[Item, ...]:
     return read
 
 
-def get(item: Item, *path: str, fold: bool = False) -> Item:
+def value_at(item: Item, *path: str, fold: bool = False) -> Item:
     """The value below these keys, `EMPTY` if it is missing; with `fold` keys match in any case, as in Go."""
     for key in path:
         exact = [value for name, _, value in item.pairs if name == key]
@@ -72,7 +72,7 @@ def get(item: Item, *path: str, fold: bool = False) -> Item:
     return item
 
 
-def keys(item: Item) -> tuple[str, ...]:
+def key_names(item: Item) -> tuple[str, ...]:
     return tuple(name for name, _, _ in item.pairs)
 
 
@@ -115,7 +115,7 @@ def translate(parts: Sequence[Item]) -> Translation:
         config["sharing"] = {section: {"failRequestsGreaterThanOne": True, "resources": [shared]}}
     elif strategy:
         left.append(Left("GPUSharingConfig", "one client for each GPU is not sharing"))
-    if "GPUFractionDivisor" in {_known(key) for key in keys(tree)}:
+    if "GPUFractionDivisor" in {_known(key) for key in key_names(tree)}:
         why = "GKE's plugin takes it from /etc/nvidia/gpu-fraction-divisor.txt alone"
         left.append(Left("GPUFractionDivisor", why))
     if xids := from_map or _xids(tree):
@@ -127,13 +127,13 @@ def translate(parts: Sequence[Item]) -> Translation:
 
 def _parts(parts: Sequence[Item]) -> tuple[Item, list[int]]:
     """(the file's object, the XIDs of the ConfigMap); either may be missing, not both."""
-    maps = [part for part in parts if get(part, "kind").text == "ConfigMap"]
+    maps = [part for part in parts if value_at(part, "kind").text == "ConfigMap"]
     files = [part for part in parts if part not in maps]
     if len(files) > 1 or any(file.kind != "map" for file in files):
         raise ConfigError(
             "this is not a gpu_config.json", hint="it is one JSON object, such as GPUPartitionSize"
         )
-    texts = [get(part, "data", "HealthCriticalXid") for part in maps]
+    texts = [value_at(part, "data", "HealthCriticalXid") for part in maps]
     if any(text.kind == "null" for text in texts):
         hint = "GKE's is xid-config in kube-system, with HealthCriticalXid"
         raise ConfigError("this ConfigMap isn't of GKE's device plugin", hint=hint)
@@ -150,14 +150,14 @@ def _known(key: str) -> str:
 
 
 def _get(tree: Item, key: str) -> Item:
-    return get(tree, key, fold=True)
+    return value_at(tree, key, fold=True)
 
 
 def _unknown(tree: Item, known: tuple[str, ...], above: str) -> list[Left]:
     folded = {key.lower() for key in known}
     return [
         Left(f"{above}{key}", "GKE's plugin has no such key, and passes it over")
-        for key in keys(tree)
+        for key in key_names(tree)
         if key.lower() not in folded
     ]
 
@@ -248,7 +248,7 @@ _NOWHERE = "/translated"  # is never opened: the bytes are passed
 def as_config_file(translation: Translation) -> tuple[Translation, str]:
     """The translation and its text; `problems` if our reader refuses it."""
     text = _written(translation.config)
-    resolved = Sources(Host(Path("/"), {}), {"config_file": [_NOWHERE]}).resolve(text.encode())
+    resolved = OptionSources(Host(Path("/"), {}), {"config_file": [_NOWHERE]}).resolve(text.encode())
     problems = tuple(map(_problem_text, resolved.problems))
     warnings = (
         Left(warning.key or "the whole", warning.message, warning.hint) for warning in resolved.warnings

@@ -87,7 +87,7 @@ Flags = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedSettings:
     """`origins` has the source of the value for each option, and for `rules` and `sharing`.
 
     If `problems` has entries, `settings` is incomplete and must not be used.
@@ -113,7 +113,7 @@ class Resolved:
 
 
 @dataclass(frozen=True)
-class Sources:
+class OptionSources:
     """Options that can't change while the plugin runs; the file that they name is read each time."""
 
     host: Host
@@ -123,7 +123,7 @@ class Sources:
     command: str = "plugin serve"
     """The hints name its help."""
 
-    def resolve(self, data: bytes | None = None) -> Resolved:
+    def resolve(self, data: bytes | None = None) -> ResolvedSettings:
         """Everything merged and checked; never raises. `data` is the content of the file, if it was read."""
         return _Merge(self).resolve(data)
 
@@ -172,7 +172,7 @@ class Sources:
 
 
 class _Merge:
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: OptionSources) -> None:
         self._sources = sources
         self._values: dict[str, Any] = {}
         self._origins: dict[str, str] = {}
@@ -185,7 +185,7 @@ class _Merge:
         lenient = self._sources.lookup(BY_FIELD["lenient"])
         return lenient is not None and lenient[1][-1] in TRUE
 
-    def resolve(self, data: bytes | None) -> Resolved:
+    def resolve(self, data: bytes | None) -> ResolvedSettings:
         for option in OPTIONS:
             self._take_given(option)
         more = self._take_file(data) if self._sources.file else {}
@@ -199,7 +199,9 @@ class _Merge:
             self._problems += problems
             self._warnings += warnings
         self._unknown_words()
-        return Resolved(settings, self._origins, tuple(self._problems), tuple(self._warnings), self._content)
+        return ResolvedSettings(
+            settings, self._origins, tuple(self._problems), tuple(self._warnings), self._content
+        )
 
     def _take_given(self, option: Option) -> None:
         origin_texts = self._sources.lookup(option)

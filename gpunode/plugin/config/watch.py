@@ -17,7 +17,7 @@ from typing import Protocol
 from gpunode.errors import GpunodeError
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.options import OPTIONS
-from gpunode.plugin.config.resolve import Sources
+from gpunode.plugin.config.resolve import OptionSources
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import ConfigProblem
 from gpunode.plugin.logfmt import Log
@@ -38,7 +38,7 @@ class Hangup:
         return True
 
 
-class Configured(Protocol):
+class SettingsOwner(Protocol):
     """The owner of the settings: the plugin's ledger, or `gpunode labels --watch`."""
 
     settings: Settings
@@ -56,10 +56,10 @@ class ConfigWatch:
 
     def __init__(
         self,
-        owner: Configured,
+        owner: SettingsOwner,
         log: Log,
         hurry: Callable[[], None],
-        sources: Sources,
+        sources: OptionSources,
         hangup: Hangup,
         taken: bytes,
         task: BackgroundTask | None = None,
