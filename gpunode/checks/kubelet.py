@@ -31,7 +31,7 @@ from gpunode.checks.units import ENDS_EVICTED, seen_unit, start, stays_stopped
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import kubelet
 from gpunode.facts.device_plugins import plugin_answers
-from gpunode.facts.engines import containerd_role, crio_role, docker_role
+from gpunode.facts.engines import containerd_role, crio_role, default_handler, docker_role
 from gpunode.facts.gpu_use import holders
 from gpunode.facts.kubelet import DEVICE_PLUGINS, Disk, Kubelet, sockets_in
 from gpunode.facts.node import Node
@@ -451,7 +451,7 @@ _VERIFY = fixes.look(
         "template of each of these workloads: its new pods get their GPUs",
     ),
     classes=CLUSTER_NODES,
-    blocked_by=("pci-no-gpu", "module-not-loaded", "kubelet-not-running", "containerd-runtime-missing"),
+    blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
     needs=("kubelet",),
     refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
 )
@@ -466,6 +466,12 @@ def runtimeclass_missing(node: Node) -> Verdict:
     without = [holding for holding in holdings if not holding.container.nodes]
     if not without:
         return ok(f"all {len(holdings)} containers with allocated GPUs have device files for them")
+    if node.module is None:
+        # without a driver the nvidia runtime has none to add; other runtimes add none with a driver either
+        default = default_handler(node) or "nvidia"
+        without = [holding for holding in without if not (holding.handler or default).startswith("nvidia")]
+        if not without:
+            return skip("no driver is loaded, so the nvidia runtime has no device files to add")
     evidence = [
         seen(
             f"/proc/{holding.container.pid}/root/dev",

@@ -24,12 +24,11 @@ from gpunode.facts.driver import (
     toolkit_bulletins,
     version_numbers,
 )
-from gpunode.facts.engines import containerd_role, crio_role
+from gpunode.facts.engines import default_handler
 from gpunode.facts.node import Node
 from gpunode.facts.processes import environment
 from gpunode.facts.system import WSL2, members, mode_of, without_administrators
 from gpunode.facts.tables import table
-from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS
 from gpunode.facts.traits import TRAITS
 from gpunode.output.result import many
@@ -75,7 +74,7 @@ def accept_envvar_unprivileged(node: Node) -> Verdict:
     settings = node.toolkit_settings
     if settings.value(BY_ENVVAR) is not True:
         return ok(f"{BY_ENVVAR} is false: pods get only the GPUs that they requested")
-    default = _default_handler(node)
+    default = default_handler(node)
     if not default.startswith("nvidia"):
         return ok("pods that request no GPU don't run under the nvidia runtime")
     evidence = seen(settings.path, f"{BY_ENVVAR}: true", settings.line(BY_ENVVAR))
@@ -85,18 +84,6 @@ def accept_envvar_unprivileged(node: Node) -> Verdict:
         count = many(len(evidence_list), "container")
         return warn(f"{count} used GPUs that no pod requested", *evidence_list[:_SHOWN], evidence, handler)
     return note("a pod's image can get every GPU without requesting one", evidence, handler)
-
-
-def _default_handler(node: Node) -> str:
-    """The runtime of pods that name none; empty if the engine doesn't report it."""
-    try:
-        if containerd_role(node).used:
-            return node.cri.default_handler
-        if crio_role(node).used:
-            return str(dig(node.crio_config, "crio", "runtime", "default_runtime") or "")
-    except DaemonError:
-        pass
-    return ""
 
 
 def _used_without_request(node: Node) -> Iterator[Evidence]:

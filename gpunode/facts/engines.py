@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpunode.errors import GpunodeError
+from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node
 from gpunode.facts.registry import ENGINES
+from gpunode.facts.toml import dig
 
 _OFF = ("disabled", "masked", "masked-runtime", "bad")
 
@@ -116,6 +117,18 @@ ROLES: Mapping[str, Callable[[Node], Role]] = {
     "crio": crio_role,
     "podman": podman_role,
 }
+
+
+def default_handler(node: Node) -> str:
+    """The runtime of pods that name none; empty if the engine doesn't report it."""
+    try:
+        if containerd_role(node).used:
+            return node.cri.default_handler
+        if crio_role(node).used:
+            return str(dig(node.crio_config, "crio", "runtime", "default_runtime") or "")
+    except DaemonError:
+        pass
+    return ""
 
 
 def _same_socket(left: str, right: str) -> bool:

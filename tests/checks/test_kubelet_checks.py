@@ -198,6 +198,13 @@ def test_devices_of_sandboxes_are_not_checked(handler, tmp_path):
     assert silent(judge("runtimeclass-missing", spec, tmp_path))
 
 
+@pytest.mark.parametrize(("handler", "status"), [("", "warn"), ("runc", "warn"), ("nvidia", "skip")])
+def test_pods_without_a_driver_lack_gpus_only_under_another_handler(handler, status, tmp_path):
+    spec = machine("gpu-arch-dropped-runtimeclass-missing")
+    spec["recording"]["daemons"]["/run/containerd/containerd.sock"]["containers"][0]["handler"] = handler
+    assert judge("runtimeclass-missing", spec, tmp_path).status.value == status
+
+
 @pytest.mark.parametrize(
     ("settings", "left", "status"),
     [
