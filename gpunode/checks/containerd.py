@@ -31,9 +31,10 @@ from gpunode.facts.cgroups import kubelets_own
 from gpunode.facts.containerd import DEFAULT_CONFIG, ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.device_plugins import nri_plugin
-from gpunode.facts.fabric import locked_memory, rdma_adapters
 from gpunode.facts.gpu_use import other_way
+from gpunode.facts.gpudirect import rdma_adapters
 from gpunode.facts.node import Node
+from gpunode.facts.processes import locked_memory
 from gpunode.facts.toml import as_key, dig, headers
 from gpunode.output.typed import as_dict, as_strings
 

@@ -11,6 +11,7 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
 from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.facts import cuda as releases
 from gpunode.facts import driver, images
+from gpunode.facts.bulletins import maintained_branches
 from gpunode.facts.driver_targets import LONG_TERM, last_branch
 from gpunode.facts.libraries import Library, is_compat
 from gpunode.facts.node import Node
@@ -68,7 +69,7 @@ def _branch_above(node: Node, requested: tuple[int, int] | None) -> int:
     above = driver.branch(node.driver_version) + 1
     least = max(above, driver.branch(known.minimum) if known else 0)
     last = last_branch(node.gpus)
-    fitting = (candidate for candidate in (LONG_TERM, *sorted(driver.kept())) if candidate >= least)
+    fitting = (candidate for candidate in (LONG_TERM, *sorted(maintained_branches())) if candidate >= least)
     return next((branch for branch in fitting if not last or branch <= last), 0)
 
 

@@ -25,7 +25,6 @@ from gpunode.checks.model import (
 from gpunode.checks.units import runs, seen_unit
 from gpunode.facts import devices, driver
 from gpunode.facts.cgroups import systemd_engines
-from gpunode.facts.driver_targets import run_installed
 from gpunode.facts.node import Node
 from gpunode.facts.processes import option_value
 from gpunode.facts.system import CONTAINER
@@ -595,7 +594,7 @@ def _install(node: Node) -> Fix:
     """On Ubuntu the daemon is in nvidia-compute-utils-BRANCH, with the BRANCH of nvidia-utils-BRANCH; until
     branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample unit; a package
     would install libraries of its own version."""
-    if run_installed(node):
+    if node.run_installed:
         return UNIT_OF_RUN_INSTALLER
     if node.distribution.id == "ubuntu":
         for package in node.packages.containing("nvidia-utils-"):

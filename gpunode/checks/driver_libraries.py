@@ -26,7 +26,9 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import GpunodeError
 from gpunode.facts import driver, libraries
-from gpunode.facts.driver_targets import last_branch
+from gpunode.facts.bulletins import end_of_life, maintained_branches, title
+from gpunode.facts.dkms import dkms_name
+from gpunode.facts.driver_targets import DROPPED, FLAVOUR, GPU_BRANCHES, TOO_NEW, last_branch, supports
 from gpunode.facts.kernel_log import UNSUPPORTED
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Package, brought, locked, module_stream
@@ -361,7 +363,7 @@ def _installed_by(node: Node, version: str) -> Iterator[Evidence]:
 def _rebuild(node: Node, version: str) -> Fix:
     """Build the module of the libraries' version for the kernel of the next boot."""
     if version in node.dkms:
-        name = f"{driver.dkms_name(node.host, version)} -k {node.next_kernel}"
+        name = f"{dkms_name(node.host, version)} -k {node.next_kernel}"
         return Fix(f"dkms install --force {name}").then_reboot()
     if node.dkms:
         return driver_packages.install_driver(node)
@@ -427,7 +429,7 @@ MINIMUM = (384, 81)
     classes=HOST_OR_CONTAINER,
     refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
     preflight=ANY_ENGINE,
-    table=driver.TABLE,
+    table=GPU_BRANCHES,
 )
 def driver_too_old(node: Node) -> Verdict:
     """CUDA 9, the container toolkit and device plugins need driver 384.81 or newer, and a driver doesn't
@@ -442,7 +444,7 @@ def driver_too_old(node: Node) -> Verdict:
         why = "CUDA 9, the container toolkit and device plugins need driver 384.81 or newer."
         fix = driver_packages.install_driver(node)
         return fail(f"driver {version} is older than 384.81", evidence, fix=fix, why=why)
-    verdict = _judge(node, driver.TOO_NEW, "a driver of branch {0.min} or newer")
+    verdict = _judge(node, TOO_NEW, "a driver of branch {0.min} or newer")
     if verdict is not None:
         return verdict._replace(why="A driver doesn't support GPUs that are newer than itself.")
     return ok(f"driver {version} is new enough", evidence)
@@ -460,7 +462,7 @@ def driver_too_old(node: Node) -> Verdict:
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     unless=("operator-driver", "vfio-host"),
     preflight=ANY_ENGINE,
-    table=driver.TABLE,
+    table=GPU_BRANCHES,
     refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
 )
 def gpu_arch_dropped(node: Node) -> Verdict:
@@ -469,12 +471,12 @@ def gpu_arch_dropped(node: Node) -> Verdict:
     """
     if not node.driver_version:
         return skip("the module's version is unknown")
-    verdict = _judge(node, driver.DROPPED, "a driver of branch {0.max} or older")
+    verdict = _judge(node, DROPPED, "a driver of branch {0.max} or older")
     if verdict is not None:
         return verdict
     # this driver controls the GPU, or will once it is loaded
     controlled = (gpu for gpu in node.gpus if gpu.driver in ("nvidia", None))
-    rows = (driver.supports(gpu.device_id) for gpu in controlled if gpu.address not in _refused(node))
+    rows = (supports(gpu.device_id) for gpu in controlled if gpu.address not in _refused(node))
     last = next((row for row in rows if row and row.max), None)
     if last is None:
         return ok("newer drivers still support every GPU on this node")
@@ -509,7 +511,7 @@ def _stays(node: Node, package: Package) -> bool:
     unless=("operator-driver", "vfio-host"),
     preflight=ANY_ENGINE,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
-    table=driver.TABLE,
+    table=GPU_BRANCHES,
 )
 def kmod_flavour(node: Node) -> Verdict:
     """GPUs before Turing work only with the proprietary module; Blackwell and Grace Hopper only with the open
@@ -518,7 +520,7 @@ def kmod_flavour(node: Node) -> Verdict:
     if node.module_open is None:
         return skip("neither the module nor modinfo reports whether it is the open one")
     kind = "open" if node.module_open else "proprietary"
-    verdict = _judge(node, driver.FLAVOUR, "the {0.module} kernel module")
+    verdict = _judge(node, FLAVOUR, "the {0.module} kernel module")
     if verdict is not None:
         return verdict._replace(why=_ONLY_PROPRIETARY if node.module_open else _ONLY_OPEN)
     return ok(f"the {kind} kernel module supports these GPUs")
@@ -567,7 +569,7 @@ def _judge(node: Node, reason: str, needs: str) -> Verdict | None:
             fix,
             before=f"{what}. To see its packages, and whether it needs a reboot: gpunode driver plan",
         )
-    installed = "" if reason == driver.FLAVOUR else f"; {node.driver_version} is installed"
+    installed = "" if reason == FLAVOUR else f"; {node.driver_version} is installed"
     return (warn if driven else fail)(f"{summary}{installed}", *evidence, fix=fix)
 
 
@@ -600,18 +602,18 @@ def driver_eol(node: Node) -> Verdict:
     number = driver.branch(node.driver_version)
     if not number:
         return skip("the module's version is unknown")
-    bulletin = driver.ended(number)
+    bulletin = end_of_life(number)
     if bulletin is None:
         return ok(f"branch {number} still gets security fixes", _version(node))
     last = last_branch(node.gpus)
     if last and last <= number:
         summary = f"driver branch {number} gets no more fixes, and is the last one for such GPUs"
         return note(summary, _version(node))
-    branches = ", ".join(str(branch) for branch in driver.kept())
+    branches = ", ".join(str(branch) for branch in maintained_branches())
     return warn(
         f"driver branch {number} gets no more security fixes",
         _version(node),
-        seen(driver.name_of(bulletin), f"fixes branches {branches}"),
+        seen(title(bulletin), f"fixes branches {branches}"),
         fix=replace(
             driver_packages.install_driver(node),
             before="In the next maintenance window:",

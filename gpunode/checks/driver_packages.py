@@ -12,17 +12,21 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, 
 from gpunode.checks.fixes import DRIVER_GUIDE, FixByFamily, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
+from gpunode.facts.dkms import dkms_name
 from gpunode.facts.driver_targets import (
     LONG_TERM,
     RUN_INSTALLER,
+    GpuSupport,
     has_repository,
     last_branch,
-    run_installed,
+    refusal,
+    supports,
 )
-from gpunode.facts.kernel_modules import kernel_devel, linux_headers
+from gpunode.facts.kernels import flavour, kernel_devel, linux_headers, version_key
 from gpunode.facts.libraries import is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Automatic, Package
+from gpunode.facts.secure_boot import AKMODS_KEY, DKMS_KEY, SHIM_KEY, signing_key
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import CUDA
 
@@ -126,7 +130,7 @@ def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
 
 def _of_archive(node: Node, package: Package) -> bool:
     """NVIDIA's repository has packages with the same names, with releases such as 580.95.05-0ubuntu1."""
-    return "-0ubuntu0." in package.version or not has_repository(node)
+    return "-0ubuntu0." in package.version or not has_repository(node.host)
 
 
 def _renamed(parts: re.Match[str], branch: int, module: str) -> str:
@@ -136,13 +140,13 @@ def _renamed(parts: re.Match[str], branch: int, module: str) -> str:
     return f"{name}-{branch}{server}{kind}{kernel}"
 
 
-def spares(node: Node, supports: driver.Supports) -> bool:
+def spares(node: Node, need: GpuSupport) -> bool:
     """Whether the driver that GPUs with this support need also supports the GPUs that have one now."""
     branch = driver.branch(node.driver_version)
-    branch = max(min(branch, supports.max or branch), supports.min)
-    opened = {"open": True, "proprietary": False}.get(supports.module, node.module_open)
-    rows = (driver.supports(gpu.device_id) for gpu in node.gpus if gpu.driver == "nvidia")
-    return not any(row and driver.refusal(row, branch, opened) for row in rows)
+    branch = max(min(branch, need.max or branch), need.min)
+    open_module = {"open": True, "proprietary": False}.get(need.module, node.module_open)
+    rows = (supports(gpu.device_id) for gpu in node.gpus if gpu.driver == "nvidia")
+    return not any(row and refusal(row, branch, open_module) for row in rows)
 
 
 _DOWNLOADS = "https://www.nvidia.com/en-us/drivers/"
@@ -225,7 +229,7 @@ def with_module(node: Node, install: Fix, release: str) -> Fix:
 def older_kernel(node: Node) -> str:
     """What to do instead of a reboot into the running kernel, which has no module."""
     built = (kernel.release for kernel in node.kernels if kernel.has_module)
-    keep = max(built, key=driver.version_key, default="")
+    keep = max(built, key=version_key, default="")
     if not keep:
         if node.distribution.family == "rhel":
             return "Install an older kernel of this list and boot it:\ndnf list --showduplicates kernel-core"
@@ -285,7 +289,7 @@ def _precompiled(node: Node, release: str) -> Fix:
 
 def enrol_key(node: Node, *, signed: bool) -> Fix | None:
     """Enrol the key that is on this node; a module that DKMS left unsigned is first built again."""
-    key = driver.signing_key(node.host)
+    key = signing_key(node.host)
     if not key:
         return None
     again = "" if signed else _build_again(node)
@@ -300,13 +304,13 @@ def make_key(node: Node) -> Fix:
     """Create a key, sign the module with it and enrol it, with this node's build tool."""
     if node.host.stat("/usr/sbin/akmods"):
         steps = "kmodgenca --auto && akmods --force --rebuild && "
-        return _enrolment(f"{steps}mokutil --import {driver.AKMODS_KEY}")
+        return _enrolment(f"{steps}mokutil --import {AKMODS_KEY}")
     if not node.dkms:
         return Fix(_GUIDE)
     if node.distribution.id == "ubuntu":
-        steps, key = "update-secureboot-policy --new-key", driver.SHIM_KEY
+        steps, key = "update-secureboot-policy --new-key", SHIM_KEY
     else:
-        steps, key = "dkms generate_mok", driver.DKMS_KEY
+        steps, key = "dkms generate_mok", DKMS_KEY
     return _enrolment(f"{steps} && {_build_again(node)}mokutil --import {key}")
 
 
@@ -314,7 +318,7 @@ def _build_again(node: Node) -> str:
     version = next(iter(node.dkms), None)
     if version is None:
         return ""
-    name = f"{driver.dkms_name(node.host, version)} -k $(uname -r)"
+    name = f"{dkms_name(node.host, version)} -k $(uname -r)"
     return f"dkms build --force {name} && dkms install --force {name} && "
 
 
@@ -325,7 +329,7 @@ def install_libraries(node: Node) -> Fix | None:
     the branch until 590.
     """
     version = node.driver_version
-    if version and run_installed(node):
+    if version and node.run_installed:
         return libraries_of_run_file(node, version)
     names = _library_names(node)
     return Fix(f"{fixes.packages('debian', 'install', names)} && ldconfig") if names else None
@@ -362,7 +366,7 @@ def suse_modules(node: Node) -> str:
     choice = chosen(node)
     branch = driver.branch(node.driver_version) or choice.branch
     is_open = choice.flavour == OPEN if node.module_open is None else node.module_open
-    kernel = driver.flavour(node.kernel)
+    kernel = flavour(node.kernel)
     if branch < _FIRST_G07:
         return f"nvidia-open-driver-G06-signed-kmp-{kernel}" if is_open else f"nvidia-driver-G06-kmp-{kernel}"
     return f"nvidia-open-driver-G07-signed-cuda-kmp-{kernel}" if is_open else "nvidia-driver-G07"
@@ -413,7 +417,7 @@ def reinstall_libraries(node: Node) -> Fix:
     package whose newest version is installed, even if its files were replaced."""
     fix = install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
     names = _library_names(node) or fixes.APT_LIBRARIES
-    by_apt = node.distribution.family == "debian" and not run_installed(node)
+    by_apt = node.distribution.family == "debian" and not node.run_installed
     if not by_apt or not any(name in node.packages.installed for name in names):
         return fix
     return Fix(f"{fixes.packages('debian', 'reinstall', names)} && ldconfig")

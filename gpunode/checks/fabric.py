@@ -24,6 +24,14 @@ from gpunode.checks.units import after_reading_log, runs, seen_unit
 from gpunode.facts import fabric
 from gpunode.facts.driver import module_loaded, parameters, version_numbers
 from gpunode.facts.driver_targets import has_repository
+from gpunode.facts.gpudirect import (
+    INFINIBAND,
+    by_dmabuf,
+    infiniband_cards,
+    infiniband_ports,
+    installed_extras,
+    loaded_at_boot,
+)
 from gpunode.facts.kernel_log import SOURCE, KernelLine, last_load, matching
 from gpunode.facts.node import Node
 from gpunode.facts.processes import boot_time, uptime
@@ -43,7 +51,7 @@ _LOADER = "systemd-modules-load.service"
     title="Network cards can access GPU memory directly",
     severity="warning",
     looks_at=(
-        f"cards in {fabric.INFINIBAND} that use the driver mlx5_core, the module nvidia_peermem, "
+        f"cards in {INFINIBAND} that use the driver mlx5_core, the module nvidia_peermem, "
         "modules-load.d and the kernel's log."
     ),
     fix=Fix("modprobe nvidia-peermem"),
@@ -55,7 +63,7 @@ def peermem(node: Node) -> Verdict:
     """GPUDirect RDMA needs nvidia_peermem, or the open modules with kernel 5.12 or newer (DMA-BUF). With
     neither, NCCL copies through host memory, at a fraction of the speed.
     """
-    cards = fabric.infiniband_cards(node.host)
+    cards = infiniband_cards(node.host)
     if not cards:
         return skip("this node has no NVIDIA InfiniBand or RoCE card")
     invalid = [line for line, _ in matching(node.kernel_log, _INVALID) if _recent(node, line)]
@@ -65,12 +73,12 @@ def peermem(node: Node) -> Verdict:
         return warn(f"nvidia_peermem has lost {len(invalid)} of its mappings", *lines, fix=again)
     if module_loaded(node.host, "nvidia_peermem"):
         return ok("nvidia_peermem is loaded")
-    listed = fabric.loaded_at_boot(node.host, "nvidia-peermem")
+    listed = loaded_at_boot(node.host, "nvidia-peermem")
     is_open = node.module.open if node.module else None
-    shared = fabric.by_dmabuf(is_open, node.kernel)
+    shared = by_dmabuf(is_open, node.kernel)
     evidence = [
         seen("/proc/modules", "nvidia_peermem is not loaded"),
-        seen(fabric.INFINIBAND, ", ".join(cards[:4])),
+        seen(INFINIBAND, ", ".join(cards[:4])),
     ]
     if is_open is not None:
         kind = f"{'open' if is_open else 'proprietary'} modules with kernel {node.kernel}"
@@ -88,7 +96,7 @@ def peermem(node: Node) -> Verdict:
         return warn(summary, entry, *evidence, *seen_unit(node, _LOADER), fix=fix)
     if shared:
         return ok("the open modules and this kernel share GPU memory through DMA-BUF")
-    if not fabric.infiniband_ports(node.host, cards):
+    if not infiniband_ports(node.host, cards):
         return ok("no InfiniBand port is up, so nvidia_peermem isn't needed")
     return note("network cards can't access GPU memory directly: nvidia_peermem isn't loaded", *evidence)
 
@@ -106,16 +114,16 @@ def peermem(node: Node) -> Verdict:
 )
 def gds_gdrcopy(node: Node) -> Verdict:
     """Without their module, programs that use cuFile or GDRCopy copy through host memory instead."""
-    installed = tuple(fabric.installed_extras(node.host, node.kernel))
+    installed = tuple(installed_extras(node.host, node.kernel))
     if not installed:
         return skip("neither GPUDirect Storage nor GDRCopy is installed")
-    missing = [extra for extra in installed if not module_loaded(node.host, extra[1])]
+    missing = [extra for extra in installed if not module_loaded(node.host, extra.module)]
     if not missing:
-        return ok(f"{' and '.join(name for name, _, _ in installed)}: the module is loaded")
-    command = " && ".join(f"modprobe {module}" for _, module, _ in missing)
+        return ok(f"{' and '.join(extra.name for extra in installed)}: the module is loaded")
+    command = " && ".join(f"modprobe {extra.module}" for extra in missing)
     return note(
-        f"{' and '.join(name for name, _, _ in missing)}: the kernel module is installed but not loaded",
-        *(seen(path, f"{module} exists, but is not in /proc/modules") for _, module, path in missing),
+        f"{' and '.join(extra.name for extra in missing)}: the kernel module is installed but not loaded",
+        *(seen(extra.source, f"{extra.module} exists, but is not in /proc/modules") for extra in missing),
         fix=Fix(command),
     )
 
@@ -199,7 +207,7 @@ def _manager_package(node: Node, branch: int) -> str:
         return installed[0]
     if node.distribution.family != "debian":
         return "nvidia-fabricmanager" if branch >= _ONE_NAME else "nvidia-fabric-manager"
-    archive = node.distribution.id == "ubuntu" and not has_repository(node)
+    archive = node.distribution.id == "ubuntu" and not has_repository(node.host)
     is_versioned = branch < _ONE_NAME or archive or driver_packages.from_ubuntu(node, branch)
     return f"nvidia-fabricmanager-{branch}" if is_versioned else "nvidia-fabricmanager"
 
@@ -324,10 +332,10 @@ def fabricmanager_missing(node: Node) -> Verdict:
         return fail("this node has NVSwitches, but no fabric manager is installed", *evidence, fix=fix)
     evidence = (seen(fabric.UNIT, str(unit)), seen("NVSwitch", switches))
     blackwell = any(switch.driver == "mlx5_core" for switch in node.switches)
-    lacking = fabric.lacking(node.host) if blackwell else ()
-    if lacking:
-        parts = (seen(place, what) for place, what, _ in lacking)
-        fix = complete_manager(node, tuple(need for _, _, need in lacking))
+    missing = fabric.missing_requirements(node.host) if blackwell else ()
+    if missing:
+        parts = (seen(requirement.path, requirement.state) for requirement in missing)
+        fix = complete_manager(node, tuple(requirement.need for requirement in missing))
         return fail(
             "the fabric manager isn't running, and its prerequisites are missing", *evidence, *parts, fix=fix
         )

@@ -13,15 +13,8 @@ from typing import Any, NamedTuple
 
 from gpunode.checks import finding as effects
 from gpunode.checks.finding import Finding, FindingStatus, Fix, Step
-from gpunode.facts.kernel_modules import (
-    INITRAMFS,
-    NOUVEAU_FILE,
-    NOUVEAU_TEXT,
-    NOVA_FILE,
-    NOVA_TEXT,
-    kernel_devel,
-    linux_headers,
-)
+from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
+from gpunode.facts.kernels import kernel_devel, linux_headers
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.facts.toolkit import BY_MOUNTS

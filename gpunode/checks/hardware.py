@@ -26,8 +26,10 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import Unreadable
 from gpunode.facts import driver, pci
+from gpunode.facts.driver_targets import refusal, supports
 from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, Option
+from gpunode.facts.kernels import has_module_file, initramfs_of
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
 from gpunode.facts.system import VM
@@ -499,9 +501,9 @@ def _other_driver(node: Node, gpus: tuple[PciGpu, ...], prefix: str) -> Verdict:
 
 
 def _not_for_us(node: Node, gpu: PciGpu) -> bool:
-    row = driver.supports(gpu.device_id)
+    row = supports(gpu.device_id)
     number = driver.branch(node.driver_version)
-    return row is not None and bool(driver.refusal(row, number, node.module_open))
+    return row is not None and bool(refusal(row, number, node.module_open))
 
 
 @check(
@@ -527,7 +529,7 @@ def nouveau_not_blacklisted(node: Node) -> Verdict:
     """
     if any(gpu.driver == "nouveau" for gpu in node.gpus):
         return skip("nouveau already controls a GPU")  # nouveau-loaded reports that
-    if not driver.has_module_file(node.host, node.kernel, "nouveau"):
+    if not has_module_file(node.host, node.kernel, "nouveau"):
         return ok("this kernel has no nouveau module")
     refusals = node.module_options.refused("nouveau")
     if refusals:
@@ -561,7 +563,7 @@ def _was_here(node: Node) -> str | None:
 def _older_initramfs(node: Node) -> bool:
     """Whether only files block nouveau, and the initramfs is older than all of them."""
     refusals = node.module_options.refused("nouveau")
-    image = driver.initramfs_of(node.host, node.kernel)
+    image = initramfs_of(node.host, node.kernel)
     if image is None or node.module_options.refused_in_initramfs("nouveau"):
         return False
     written = [status.st_mtime for refusal in refusals if (status := node.host.stat(refusal.source))]

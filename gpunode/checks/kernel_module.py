@@ -28,9 +28,12 @@ from gpunode.facts import driver
 from gpunode.facts.boot import OPERATOR, loaded, started
 from gpunode.facts.cgroups import systemd_engines
 from gpunode.facts.device_plugins import driver_failure
+from gpunode.facts.dkms import failed_build
 from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
-from gpunode.facts.kernel_modules import COMMAND_LINE, Directive, failed_build
+from gpunode.facts.kernel_modules import COMMAND_LINE, Directive
+from gpunode.facts.kernels import has_headers
 from gpunode.facts.node import Node
+from gpunode.facts.secure_boot import enrolled_keys, waiting_keys
 from gpunode.facts.toolkit import MODE
 from gpunode.facts.traits import TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT
@@ -129,7 +132,7 @@ def _lacking(node: Node, release: str) -> Iterator[Evidence]:
     """What is missing for this kernel, and the reason."""
     yield seen(f"/lib/modules/{release}/modules.dep", "no nvidia.ko")
     yield from (seen("/var/lib/dkms", f"source of {version}") for version in node.dkms)
-    if node.dkms and not driver.has_headers(node.host, release):
+    if node.dkms and not has_headers(node.host, release):
         yield seen(f"/lib/modules/{release}/build", "no kernel headers for the build")
     failed = failed_build(node.host, release)
     if failed is not None:
@@ -167,7 +170,7 @@ def kernel_headers_missing(node: Node) -> Verdict:
     if not any(kernel.release == release and kernel.has_module for kernel in node.kernels):
         return skip(f"kernel {release} has no NVIDIA module yet")
     there = next(
-        (candidate for candidate in (release, node.kernel) if driver.has_headers(node.host, candidate)), None
+        (candidate for candidate in (release, node.kernel) if has_headers(node.host, candidate)), None
     )
     if there is not None:
         return ok(f"the headers of kernel {there} are installed")
@@ -224,12 +227,12 @@ def secureboot_unsigned(node: Node) -> Verdict:
     signed = seen("modinfo -F signer nvidia", file.signer)
     if any(name in file.signer for name in _DISTRIBUTION_SIGNERS):
         return ok("Secure Boot is on and the distribution signed the module", signed)
-    enrolled = driver.enrolled_keys(node.host)
+    enrolled = enrolled_keys(node.host)
     if enrolled is None:
         return skip("mokutil doesn't report whether the module's key is enrolled")
     if file.signer in enrolled:
         return ok("Secure Boot is on and the module's key is enrolled", signed)
-    if file.signer.encode() in (driver.waiting_keys(node.host) or b""):
+    if file.signer.encode() in (waiting_keys(node.host) or b""):
         return fail(
             "the NVIDIA module's key must be confirmed at the console during the next boot",
             state,
@@ -266,7 +269,7 @@ def mok_pending(node: Node) -> Verdict:
     """
     if not node.secure_boot:
         return ok("Secure Boot is off")
-    waiting = driver.waiting_keys(node.host)
+    waiting = waiting_keys(node.host)
     if not waiting:
         return ok("no key is waiting to be enrolled")
     signer = node.module_file.signer if node.module_file else ""

@@ -28,9 +28,9 @@ from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import access_control, system
 from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
 from gpunode.facts.daemons import parse_version
-from gpunode.facts.driver import newer_kernels, version_key
+from gpunode.facts.dkms import failed_build
 from gpunode.facts.driver_targets import RUN_INSTALLER
-from gpunode.facts.kernel_modules import failed_build
+from gpunode.facts.kernels import newer_kernels, version_key
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.node import Node
 from gpunode.facts.system import BARE_METAL, CONTAINER, NOT_BEFORE, TEGRA, VM, WSL2, clock

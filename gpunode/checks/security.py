@@ -10,20 +10,9 @@ from gpunode.checks.fixes import MOUNTS_EVERYWHERE, set_plugin_variable
 from gpunode.checks.model import HOST, Verdict, check, note, ok, seen, skip, warn
 from gpunode.checks.toolkit import OPERATOR_UPGRADE, upgrade
 from gpunode.errors import DaemonError
+from gpunode.facts.bulletins import DRIVER, TOOLKIT, driver_bulletins, end_of_life, title, toolkit_bulletins
 from gpunode.facts.docker import addresses, verifies_clients
-from gpunode.facts.driver import (
-    DRIVER,
-    PARAMETERS,
-    TOOLKIT,
-    branch,
-    driver_bulletins,
-    ended,
-    module_loaded,
-    name_of,
-    parameters,
-    toolkit_bulletins,
-    version_numbers,
-)
+from gpunode.facts.driver import PARAMETERS, branch, module_loaded, parameters, version_numbers
 from gpunode.facts.engines import default_handler
 from gpunode.facts.node import Node
 from gpunode.facts.processes import environment
@@ -268,7 +257,7 @@ def toolkit_cve(node: Node) -> Verdict:
         return ok(f"no vulnerability of toolkit {text} is known as of {table(TOOLKIT).date}")
     evidence = [
         seen(
-            name_of(bulletin),
+            title(bulletin),
             f"{', '.join(bulletin['cves'])} (CVSS {bulletin['score']}), fixed in {bulletin['fixed']}",
         )
         for bulletin in bulletins
@@ -302,12 +291,12 @@ def driver_cve(node: Node) -> Verdict:
         return skip("the module's version is unknown")
     if module_loaded(node.host, _VGPU_MANAGER):
         return skip("the vGPU manager has its own releases")
-    if ended(number) is not None:
+    if end_of_life(number) is not None:
         return skip(f"branch {number} gets no more fixes: see driver-eol")
     bulletins = driver_bulletins(version)
     if not bulletins:
         return ok(f"no vulnerability of driver {version} is known as of {table(DRIVER).date}")
-    evidence = [seen(name_of(bulletin), f"fixed in {fixed}") for bulletin, fixed in bulletins]
+    evidence = [seen(title(bulletin), f"fixed in {fixed}") for bulletin, fixed in bulletins]
     summary = f"driver {version} has known vulnerabilities; {bulletins[0][1]} fixes them"
     return warn(
         summary,

@@ -22,8 +22,8 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
-from gpunode.facts import driver
-from gpunode.facts.kernel_modules import failed_build
+from gpunode.facts.dkms import failed_build
+from gpunode.facts.kernels import installed_kernels
 from gpunode.facts.node import Node
 from gpunode.facts.packages import read_packages
 from gpunode.host import Host
@@ -544,7 +544,7 @@ def _check_installed(host: Host, manager: Manager, plan: DriverPlan) -> None:
         )
     node = Node(host)
     boots = (node.kernel, node.next_kernel)
-    if not any(kernel.has_module for kernel in driver.installed_kernels(host) if kernel.release in boots):
+    if not any(kernel.has_module for kernel in installed_kernels(host) if kernel.release in boots):
         raise PackagesError(
             f"the packages are installed, and kernel {node.next_kernel} has got no module",
             hint="see whether its headers are whole and DKMS has a compiler: gpunode doctor --only driver",

@@ -7,7 +7,7 @@ have been searched; without permission to search, nothing is reported.
 from __future__ import annotations
 
 from gpunode.errors import GpunodeError, Unreadable
-from gpunode.facts.driver import Kernel, newer_kernels, version_key
+from gpunode.facts.kernels import Kernel, newer_kernels, version_key
 from gpunode.host import Host
 
 # directories and patterns of the node's own scripts

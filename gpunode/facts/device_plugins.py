@@ -85,7 +85,7 @@ def plugin_processes(host: Host, processes: Sequence[Process]) -> tuple[PluginPr
     Only root can register with the kubelet: a process of another user isn't one.
     """
     return tuple(
-        PluginProcess(process, container_of(host, process.pid)[0], environment(host, process.pid))
+        PluginProcess(process, container_of(host, process.pid).id, environment(host, process.pid))
         for process in processes
         if (process.name in _DEVICE_PLUGINS_PROGRAMS or _runs_ours(process.argv, "plugin", "serve"))
         and process.uid in (0, host.uid)

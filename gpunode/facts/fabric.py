@@ -1,14 +1,13 @@
-"""The fabric manager: whether it runs, its version, and its log since its last start."""
+"""The fabric manager: its version, what it lacks, its log since its last start, and its NVSwitches."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.driver import has_module_file, modules_dep, version_numbers
+from gpunode.facts.gpudirect import INFINIBAND
 from gpunode.facts.packages import Packages
 from gpunode.facts.pci import DEVICES, NVIDIA, PciGpu, driver_of
 from gpunode.host import Host
@@ -17,7 +16,6 @@ LOG = "/var/log/fabricmanager.log"
 UNIT = "nvidia-fabricmanager.service"
 PROGRAM = "nv-fabricmanager"
 IB_UMAD = "ib_umad"
-INFINIBAND = "/sys/class/infiniband"  # adapters for RDMA, InfiniBand and RoCE alike
 _SUBNET_MANAGER = "/opt/nvidia/nvlsm/sbin/nvlsm"  # which the fabric manager starts itself
 _PACKAGES = ("nvidia-fabricmanager", "nvidia-fabric-manager")
 _NOT_IT = "-dev"
@@ -45,17 +43,25 @@ def package_version(packages: Packages) -> tuple[str, str] | None:
     return None
 
 
-def lacking(host: Host) -> tuple[tuple[str, str, str], ...]:
-    """Requirements of the fabric manager of a Blackwell baseboard (its user guide) that are missing: path,
-    its present state, and the package or module that fixes it."""
+class Requirement(NamedTuple):
+    """Something that the fabric manager needs: its path, its present state, and the package or module that
+    contains it."""
+
+    path: str
+    state: str
+    need: str
+
+
+def missing_requirements(host: Host) -> tuple[Requirement, ...]:
+    """What the fabric manager of a Blackwell baseboard needs (its user guide) and the node doesn't have."""
     result = []
     if not host.is_file(_SUBNET_MANAGER):
-        result.append((_SUBNET_MANAGER, "not installed", "nvlsm"))
+        result.append(Requirement(_SUBNET_MANAGER, "not installed", "nvlsm"))
     if host.which("ibstat") is None:
-        place, value = host.unsafe_program("ibstat") or ("ibstat", "not installed")
-        result.append((place, value, "infiniband-diags"))
+        place, state = host.unsafe_program("ibstat") or ("ibstat", "not installed")
+        result.append(Requirement(place, state, "infiniband-diags"))
     if not host.is_dir(f"/sys/module/{IB_UMAD}"):
-        result.append((f"/sys/module/{IB_UMAD}", "not loaded", IB_UMAD))
+        result.append(Requirement(f"/sys/module/{IB_UMAD}", "not loaded", IB_UMAD))
     return tuple(result)
 
 
@@ -133,79 +139,3 @@ def read_switches(host: Host, gpus: tuple[PciGpu, ...]) -> tuple[NvSwitch, ...]:
             if _MANAGEMENT in (host.read_bytes(f"{INFINIBAND}/{name}/device/vpd") or b""):
                 switches.append(NvSwitch(name, "mlx5_core"))
     return tuple(switch for switch in switches if switch.driver != "vfio-pci")
-
-
-# Modules that let other devices access GPU memory: nvidia_peermem or DMA-BUF, nvidia_fs, gdrdrv.
-
-_MODULES_LOAD = (
-    "/etc/modules-load.d",
-    "/run/modules-load.d",
-    "/usr/lib/modules-load.d",
-    "/lib/modules-load.d",
-)
-_DMABUF_KERNEL = (5, 12)  # CUDA's GPUDirect RDMA guide
-_EXTRAS = (("GPUDirect Storage", "nvidia_fs", "nvidia-fs"), ("GDRCopy", "gdrdrv"))
-
-
-def infiniband_cards(host: Host) -> tuple[str, ...]:
-    """RDMA devices of mlx5_core's, such as ``mlx5_0``."""
-    cards = []
-    for name in host.listdir(INFINIBAND):
-        with suppress(GpunodeError):
-            if driver_of(host, f"{INFINIBAND}/{name}/device") == "mlx5_core":
-                cards.append(name)
-    return tuple(cards)
-
-
-def infiniband_ports(host: Host, cards: tuple[str, ...]) -> tuple[str, ...]:
-    """Active InfiniBand ports; an Ethernet port is often just the node's network."""
-    ports = (port for card in cards for port in host.glob(f"{INFINIBAND}/{card}/ports", "*"))
-    return tuple(
-        port
-        for port in ports
-        if (host.read_text(f"{port}/link_layer") or "").strip() == "InfiniBand"
-        and "ACTIVE" in (host.read_text(f"{port}/state") or "")
-    )
-
-
-def loaded_at_boot(host: Host, module: str) -> tuple[str, int] | None:
-    """The file and line that makes systemd load it at boot (modules-load.d(5))."""
-    spelled = (module, module.replace("-", "_"))
-    for directory in _MODULES_LOAD:
-        for path in host.glob(directory, "*.conf"):
-            for number, line in enumerate((host.read_text(path) or "").splitlines(), 1):
-                if line.strip() in spelled:
-                    return path, number
-    return None
-
-
-def by_dmabuf(open_module: bool | None, kernel: str) -> bool:
-    """Whether open modules and this kernel share GPU memory without nvidia_peermem. Unknown counts as yes."""
-    numbers = tuple(version_numbers(kernel.partition("-")[0]))[:2]
-    return open_module is not False and (not numbers or numbers >= _DMABUF_KERNEL)
-
-
-def installed_extras(host: Host, kernel: str) -> Iterator[tuple[str, str, str]]:
-    """What is installed for the running kernel: its name, its module, and the file that shows it."""
-    for name, *files in _EXTRAS:
-        if has_module_file(host, kernel, *files):
-            yield name, files[0], modules_dep(kernel)
-
-
-# Network adapters for RDMA, and how much memory a process may lock for them.
-
-
-def rdma_adapters(host: Host) -> tuple[str, ...]:
-    """Names such as mlx5_0."""
-    return tuple(host.listdir(INFINIBAND))
-
-
-def locked_memory(host: Host, pid: int) -> int | None:
-    """Bytes that a process may lock (proc_pid_limits(5)); -1 without limit, None if unknown."""
-    for line in (host.read_text(f"/proc/{pid}/limits") or "").splitlines():
-        if line.startswith("Max locked memory"):
-            soft = line.removeprefix("Max locked memory").split()[0:1]
-            if soft == ["unlimited"]:
-                return -1
-            return int(soft[0]) if soft and soft[0].isdecimal() and len(soft[0]) < 21 else None
-    return None

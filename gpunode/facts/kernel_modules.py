@@ -8,8 +8,6 @@ once, the last one wins. The active value is the one at the time when the module
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -209,94 +207,3 @@ INITRAMFS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "suse": (("dracut", "-f", "--regenerate-all"),),
 }
-
-
-# Why DKMS or akmods couldn't build the module: the compiler's error in the log of the failed build.
-
-_TREE = "/var/lib/dkms"
-_AKMODS = "/var/cache/akmods"  # KMOD/VERSION-for-KERNEL.failed.log (akmodsbuild(1))
-_TAIL_BYTES = 1 << 20
-_REALTIME = "is a PREEMPT_RT kernel"  # NVIDIA's conftest.sh
-_FORBIDDEN = "GPL-incompatible module nvidia"  # a symbol that this kernel keeps from the proprietary module
-# of the driver's sources, or of the kernel's headers below them; failures of the compiler itself don't count
-_ERROR = r"\S+\.[ch]:\d+:\d+: error: "
-
-
-class FailedBuild(NamedTuple):
-    """The first line with the reason, with its number (None in a log too long to be read from its start);
-    `realtime` if the driver refuses the kernel as a realtime one."""
-
-    path: str
-    line: int | None
-    text: str
-    version: str
-    realtime: bool
-
-
-def failed_build(host: Host, release: str) -> FailedBuild | None:
-    """The last failed build for this kernel, None if there was none, or no compiler error in it."""
-    for path, version in _logs(host, release):
-        text = host.read_tail(path, _TAIL_BYTES)
-        for number, line in enumerate(text.splitlines(), 1):
-            realtime = _REALTIME in line
-            if realtime or _FORBIDDEN in line or (" error: " in line and re.search(_ERROR, line)):
-                whole = number if len(text) < _TAIL_BYTES else None
-                return FailedBuild(path, whole, line.strip()[:200], version, realtime)
-    return None
-
-
-def _logs(host: Host, release: str) -> Iterator[tuple[str, str]]:
-    """Logs of failed builds for this kernel, each with the driver's version."""
-    for module in host.listdir(_TREE):
-        if not module.startswith("nvidia"):
-            continue
-        for version in host.listdir(f"{_TREE}/{module}"):
-            path = f"{_TREE}/{module}/{version}/build/make.log"
-            lines = host.read_tail(path, _TAIL_BYTES).splitlines()
-            if any(f"for kernel {release} " in f"{line} " for line in lines[:3]):
-                yield path, version
-    for module in host.listdir(_AKMODS):
-        if module.startswith("nvidia"):
-            for path in host.glob(f"{_AKMODS}/{module}", f"*-for-{release}.failed.log"):
-                yield path, path.rpartition("/")[2].partition("-")[0]
-
-
-# Packages with a kernel's headers, which DKMS needs to build modules.
-
-_AMAZONS_FIRST = "6.1"
-_ARCHITECTURE = re.compile(r"\.(?:x86_64|aarch64)$")
-
-
-def kernel_devel(release: str) -> str:
-    """The package with the headers of a kernel on RHEL and Oracle Linux: 5.14.0-427.el9.x86_64+rt has
-    kernel-rt-devel-5.14.0-427.el9.x86_64. Amazon Linux 2023's kernels after its first have their series in
-    the name: kernel6.12-devel-6.12.40-63.114.amzn2023.x86_64."""
-    base, _, kind = release.partition("+")
-    series = re.match(r"\d+\.\d+", base)
-    if series and ".amzn2023" in base and series[0] != _AMAZONS_FIRST:
-        return f"kernel{series[0]}-devel-{base}"
-    kind = kind or ("uek" if "uek." in release else "")
-    return f"kernel-{kind}-devel-{base}" if kind else f"kernel-devel-{base}"
-
-
-def linux_headers(release: str) -> str:
-    """The package with the headers of a kernel on Debian and Ubuntu. Proxmox VE has its own kernels, and from
-    6.5 on its own name for them."""
-    if release.endswith("-pve"):
-        numbers = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
-        return f"{'proxmox' if numbers >= (6, 5) else 'pve'}-headers-{release}"
-    return f"linux-headers-{release}"
-
-
-def header_package(family: str, release: str) -> tuple[str, str]:
-    """Name and version of the package with a kernel's headers for debian, rhel or suse, empty for another
-    family. Debian's name has the version; SUSE's release lacks the last part of it, the build's number."""
-    if family == "debian":
-        return linux_headers(release), ""
-    if family == "rhel":
-        base = release.partition("+")[0]
-        return kernel_devel(release).removesuffix(f"-{base}"), _ARCHITECTURE.sub("", base)
-    if family == "suse":
-        version, _, flavour = release.rpartition("-")
-        return f"kernel-{flavour}-devel", version
-    return "", ""

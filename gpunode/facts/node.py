@@ -48,6 +48,7 @@ from gpunode.facts.device_plugins import (
     plugin_processes,
 )
 from gpunode.facts.distributions import distribution_at
+from gpunode.facts.dkms import dkms_trees
 from gpunode.facts.docker import (
     Desktop,
     find_docker,
@@ -57,15 +58,17 @@ from gpunode.facts.docker import (
     parse_daemon_json,
     running_desktops,
 )
-from gpunode.facts.driver import Unsuited, unsuited
+from gpunode.facts.driver_targets import RUN_INSTALLER, Unsuited, unsuited
 from gpunode.facts.fabric import LogFinding, NvSwitch, read_log, read_switches
 from gpunode.facts.images import Search, find_image
 from gpunode.facts.kernel_log import KernelLine, XidLine, failed_gpus, read_kernel_log, xid_lines
+from gpunode.facts.kernels import Kernel, has_module_file, installed_kernels, newer_kernels, version_key
 from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.facts.libraries import CachedLibrary
 from gpunode.facts.packages import Automatic, automatic_upgrades
 from gpunode.facts.podman import PodmanConfig, find_podman, load_podman
 from gpunode.facts.registry import ENGINES
+from gpunode.facts.secure_boot import is_enforced
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.systemd import read_unit
@@ -153,7 +156,7 @@ class Node:
 
     @topic
     def secure_boot(self) -> bool | None:
-        return system.secure_boot(self.host)
+        return is_enforced(self.host)
 
     @topic
     def kernel_log(self) -> tuple[KernelLine, ...]:
@@ -169,6 +172,11 @@ class Node:
     def packages(self) -> packages.Packages:
         """Installed packages. An rpm query takes half a second: read files first."""
         return packages.read_packages(self.host)
+
+    @topic
+    def run_installed(self) -> bool:
+        """Whether the driver was installed only by NVIDIA's .run installer."""
+        return self.host.executable(RUN_INSTALLER) and not driver.driver_packages(self.packages)
 
     @topic
     def module_options(self) -> kernel_modules.ModuleOptions:
@@ -226,11 +234,11 @@ class Node:
     @topic
     def next_kernel(self) -> str:
         """The kernel that boots next: GRUB's configured one, else the newest of its kind."""
-        newer = driver.newer_kernels(self.kernels, self.kernel)
+        newer = newer_kernels(self.kernels, self.kernel)
         if not newer:
             return self.kernel
         release = chosen_release(self.host, self.kernels)
-        return release or max(newer, key=lambda kernel: driver.version_key(kernel.release)).release
+        return release or max(newer, key=lambda kernel: version_key(kernel.release)).release
 
     @topic
     def next_version(self) -> str:
@@ -250,18 +258,18 @@ class Node:
         return libraries.linked_libraries(self.host)
 
     @topic
-    def kernels(self) -> tuple[driver.Kernel, ...]:
-        return driver.installed_kernels(self.host)
+    def kernels(self) -> tuple[Kernel, ...]:
+        return installed_kernels(self.host)
 
     @topic
     def module_built(self) -> bool:
         """Whether the running kernel has an NVIDIA module on disk."""
-        return driver.has_module_file(self.host, self.kernel)
+        return has_module_file(self.host, self.kernel)
 
     @topic
     def dkms(self) -> tuple[str, ...]:
         """Driver versions with source in DKMS, whether built or not."""
-        return tuple(version for _, version in driver.dkms_trees(self.host))
+        return tuple(version for _, version in dkms_trees(self.host))
 
     @topic
     def nvml_library(self) -> libraries.Library | None:

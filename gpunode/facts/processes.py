@@ -175,3 +175,14 @@ def _process(host: Host, pid: str, names: tuple[str, ...], boot: float, ticks: i
 
 def _name(argv: tuple[str, ...]) -> str:
     return argv[0].partition(" ")[0].rpartition("/")[2]
+
+
+def locked_memory(host: Host, pid: int) -> int | None:
+    """Bytes that a process may lock (proc_pid_limits(5)); -1 without limit, None if unknown."""
+    for line in (host.read_text(f"/proc/{pid}/limits") or "").splitlines():
+        if line.startswith("Max locked memory"):
+            soft = line.removeprefix("Max locked memory").split()[0:1]
+            if soft == ["unlimited"]:
+                return -1
+            return int(soft[0]) if soft and soft[0].isdecimal() and len(soft[0]) < 21 else None
+    return None

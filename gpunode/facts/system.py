@@ -1,4 +1,4 @@
-"""What kind of machine this is: distribution, kernel, Secure Boot, bare metal or something else."""
+"""What kind of machine this is: distribution, kernel, bare metal or something else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ _IMMUTABLE = {
 }
 _OSTREE = "/run/ostree-booted"  # rpm-ostree and bootc: Fedora CoreOS, Silverblue, image mode of RHEL
 _OS_RELEASE = ("/etc/os-release", "/usr/lib/os-release")
-_SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _VM_VENDORS = (
     "qemu", "kvm", "vmware", "xen", "microsoft corporation", "innotek", "amazon ec2", "google",
     "openstack", "nutanix", "parallels", "bochs", "digitalocean", "alibaba",
@@ -116,15 +115,6 @@ def kernel_release(host: Host) -> str:
     """The output of ``uname -r``; empty for invalid text, because it becomes part of paths."""
     text = (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
     return text if re.fullmatch(r"[\w.+~-]{1,64}", text, re.ASCII) else ""
-
-
-def secure_boot(host: Host) -> bool | None:
-    """Whether the firmware enforces signatures; None if unknown (no EFI).
-
-    An efivars file contains four bytes of attributes, then the variable: one byte, 1 for on.
-    """
-    data = host.read_bytes(_SECURE_BOOT)
-    return data[4] == 1 if data is not None and len(data) == 5 else None
 
 
 def node_class(host: Host) -> str:

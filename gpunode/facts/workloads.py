@@ -78,17 +78,25 @@ def containers(host: Host, processes: Sequence[Process]) -> tuple[Container, ...
     """Every running container. `Unreadable` without root, if there is any."""
     result: dict[str, Container] = {}
     for process in sorted(processes, key=lambda entry: entry.pid):
-        identifier, group, devices_group = container_of(host, process.pid)
-        if identifier and identifier not in result:
+        groups = container_of(host, process.pid)
+        if groups.id and groups.id not in result:
             nodes = _nodes(host, process.pid)
-            result[identifier] = Container(
-                process.pid, identifier, process.started, group, devices_group, nodes
+            result[groups.id] = Container(
+                process.pid, groups.id, process.started, groups.group, groups.devices_group, nodes
             )
     return tuple(result.values())
 
 
-def container_of(host: Host, pid: int) -> tuple[str, str, str]:
+class ContainerGroups(NamedTuple):
     """The id of a process's container, its group in v2 and that of v1's devices; empty if there is none."""
+
+    id: str
+    group: str
+    devices_group: str
+
+
+def container_of(host: Host, pid: int) -> ContainerGroups:
+    """From /proc/PID/cgroup."""
     unified = devices = ""
     for line in host.text_or_empty(f"/proc/{pid}/cgroup").splitlines():
         number, _, rest = line.partition(":")
@@ -98,7 +106,7 @@ def container_of(host: Host, pid: int) -> tuple[str, str, str]:
         elif "devices" in controllers.split(","):
             devices = path
     ids = _ID.findall(devices or unified)
-    return (ids[-1] if ids else ""), unified, devices
+    return ContainerGroups(ids[-1] if ids else "", unified, devices)
 
 
 def _nodes(host: Host, pid: int) -> tuple[DeviceNode, ...]:

@@ -6,8 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.facts import driver
-from gpunode.facts.driver import Supports
-from gpunode.facts.driver_targets import LONG_TERM, computing, last_branch, module_for_gpus
+from gpunode.facts.bulletins import end_of_life, maintained_branches
+from gpunode.facts.driver_targets import (
+    GPU_BRANCHES,
+    LONG_TERM,
+    GpuSupport,
+    computing,
+    last_branch,
+    module_for_gpus,
+    refusal,
+    supports,
+)
 from gpunode.facts.tables import table
 from gpunode.packages.driver_model import OPEN, PROPRIETARY, Decision, Refusal, Situation, Wish
 
@@ -59,9 +68,7 @@ def known_as_of(name: str) -> str:
 
 def kinds(situation: Situation) -> str:
     """The GPUs by generation, as text: ``8 x Hopper, 1 x Volta``."""
-    names = [
-        row.name if (row := driver.supports(gpu.device_id)) else gpu.device_id for gpu in _all(situation)
-    ]
+    names = [row.name if (row := supports(gpu.device_id)) else gpu.device_id for gpu in _all(situation)]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
@@ -70,7 +77,7 @@ def _all(situation: Situation) -> tuple[Any, ...]:
 
 
 def _need(situation: Situation) -> _Need:
-    rows = [row for gpu in computing(situation.gpus) if (row := driver.supports(gpu.device_id))]
+    rows = [row for gpu in computing(situation.gpus) if (row := supports(gpu.device_id))]
     last = last_branch(situation.gpus)
     module = module_for_gpus(situation.gpus)
     driven = [row for row in rows if not row.module or not module or row.module == module]
@@ -85,7 +92,7 @@ def _need(situation: Situation) -> _Need:
     )
 
 
-def _name(rows: list[Supports], fits: Any) -> str:
+def _name(rows: list[GpuSupport], fits: Any) -> str:
     return next((row.name for row in rows if fits(row)), "")
 
 
@@ -96,18 +103,18 @@ def _branch(situation: Situation, wish: Wish, need: _Need) -> tuple[int, Decisio
         return requested, Decision("branch", str(requested), "requested on the command line", option)
     here = driver.branch(situation.version)
     fits = here and need.first <= here and not (need.last and here > need.last)
-    if fits and (driver.ended(here) is None or here == need.last):
+    if fits and (end_of_life(here) is None or here == need.last):
         reason = f"the driver here, {situation.version}, drives these GPUs and its branch gets fixes"
-        if driver.ended(here) is not None:
+        if end_of_life(here) is not None:
             reason = f"the driver here is of the last branch for {need.last_for}"
         return here, Decision("branch", str(here), reason, known_as_of("driver_cves"))
     if need.last and need.last <= LONG_TERM:
         reason = f"{need.last} is the last branch that drives {need.last_for}"
-        return need.last, Decision("branch", str(need.last), reason, known_as_of(driver.TABLE))
+        return need.last, Decision("branch", str(need.last), reason, known_as_of(GPU_BRANCHES))
     if need.first > LONG_TERM:
-        branch = max(need.first, *driver.kept())
+        branch = max(need.first, *maintained_branches())
         reason = f"{need.first_for} needs {need.first} or newer"
-        return branch, Decision("branch", str(branch), reason, known_as_of(driver.TABLE))
+        return branch, Decision("branch", str(branch), reason, known_as_of(GPU_BRANCHES))
     until = next((row["end"] for row in table(BRANCHES).rows if row["branch"] == LONG_TERM), "")
     reason = f"it drives {kinds(situation) or 'these GPUs'} and is kept longest, until {until}"
     if here:
@@ -123,7 +130,7 @@ def _flavour(situation: Situation, wish: Wish, need: _Need, branch: int) -> tupl
         )
     if need.module:
         reason = f"{need.module_for} is driven by the {need.module} module alone"
-        return need.module, Decision(subject, need.module, reason, known_as_of(driver.TABLE))
+        return need.module, Decision(subject, need.module, reason, known_as_of(GPU_BRANCHES))
     here = situation.flavour
     if here and branch == driver.branch(situation.version):
         reason = "it is the one here, and drives these GPUs"
@@ -132,7 +139,7 @@ def _flavour(situation: Situation, wish: Wish, need: _Need, branch: int) -> tupl
         reason = f"the open one is the default from branch {_OPEN_BY_DEFAULT} on"
         return PROPRIETARY, Decision(subject, PROPRIETARY, reason, known_as_of(BRANCHES))
     reason = "either drives these GPUs, and the open one is NVIDIA's default"
-    return OPEN, Decision(subject, OPEN, reason, known_as_of(driver.TABLE))
+    return OPEN, Decision(subject, OPEN, reason, known_as_of(GPU_BRANCHES))
 
 
 def _against_branch(need: _Need, branch: int) -> tuple[Refusal, ...]:
@@ -178,7 +185,7 @@ def _against_flavour(need: _Need, branch: int, flavour: str) -> tuple[Refusal, .
 
 def is_known(branch: int) -> bool:
     """Whether the tables have this branch."""
-    return branch in {row["branch"] for row in table(BRANCHES).rows} or bool(driver.ended(branch))
+    return branch in {row["branch"] for row in table(BRANCHES).rows} or bool(end_of_life(branch))
 
 
 def against_unknown(situation: Situation, branch: int) -> Refusal:
@@ -188,7 +195,7 @@ def against_unknown(situation: Situation, branch: int) -> Refusal:
     fit = [
         known_branch
         for known_branch in known
-        if driver.ended(known_branch) is None and not _against_branch(need, known_branch)
+        if end_of_life(known_branch) is None and not _against_branch(need, known_branch)
     ]
     return Refusal(
         "branch-unknown",
@@ -202,11 +209,11 @@ def _left_out(situation: Situation, branch: int, flavour: str) -> list[str]:
     """GPUs that this driver doesn't support although it supports others, and unknown ones."""
     notes = []
     for gpu in _all(situation):
-        row = driver.supports(gpu.device_id)
+        row = supports(gpu.device_id)
         if row is None:
             notes.append(
                 f"{gpu.address}: the tables don't know the GPU {gpu.device_id}; newer branches may be needed"
             )
-        elif driver.refusal(row, branch, flavour == OPEN):
+        elif refusal(row, branch, flavour == OPEN):
             notes.append(f"{gpu.address} ({row.name}) gets no driver: no one driver takes all GPUs here")
     return notes

@@ -8,12 +8,14 @@ from typing import TypeVar
 
 from gpunode.errors import Unreadable
 from gpunode.facts import driver
-from gpunode.facts.driver_targets import REPOSITORY, repository_lines, run_installed
+from gpunode.facts.driver_targets import REPOSITORY, repository_lines
 from gpunode.facts.gpu_use import GpuUsers, gpu_users
 from gpunode.facts.kernel_modules import ModuleOptions
+from gpunode.facts.kernels import has_headers, has_module_file
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Packages, module_stream
 from gpunode.facts.pci import PciGpu, read_vgpus
+from gpunode.facts.secure_boot import key_enrolled, signing_key, waiting_keys
 from gpunode.facts.system import Distribution
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.packages.manager import Command, FileChange, PackageChange
@@ -223,7 +225,7 @@ def read_situation(node: Node) -> Situation:
             unread.append(f"{what}: {error.message}")
             return otherwise
 
-    host, key = node.host, driver.signing_key(node.host)
+    host, key = node.host, signing_key(node.host)
     nvlink5 = any(gpu.device_id.startswith(_NVLINK5) for gpu in node.gpus)
     arm = host.exists(_ARM_LOADER)
     options = read_or("modprobe.d", lambda: node.module_options, ModuleOptions((), ()))
@@ -246,21 +248,21 @@ def read_situation(node: Node) -> Situation:
         loaded=node.module is not None,
         packages=node.packages,
         stream=module_stream(host, "nvidia-driver"),
-        repositories=repository_lines(node),
-        run_installed=run_installed(node),
+        repositories=repository_lines(node.host),
+        run_installed=node.run_installed,
         operator_driver=read_or("the operator's pods", lambda: _operator_driver(node), ""),
         vgpu_guest=TRAITS["vgpu-guest"].holds(node) or bool(read_or("vGPUs", lambda: read_vgpus(host), None)),
         secure_boot=secure,
         key=key,
-        key_enrolled=driver.key_enrolled(host, key) if secure and key else None,
-        key_waits=bool(secure and driver.waiting_keys(host)),
+        key_enrolled=key_enrolled(host, key) if secure and key else None,
+        key_waits=bool(secure and waiting_keys(host)),
         nouveau=nouveau,
         nouveau_kept_out=not nouveau
         and (
             bool(options.refused("nouveau"))
-            or not any(driver.has_module_file(host, kernel, "nouveau") for kernel in kernels)
+            or not any(has_module_file(host, kernel, "nouveau") for kernel in kernels)
         ),
-        headers=tuple(kernel for kernel in kernels if driver.has_headers(host, kernel)),
+        headers=tuple(kernel for kernel in kernels if has_headers(host, kernel)),
         debian_own=_debians(node),
         switches=read_or("NVSwitches", lambda: len(node.switches), 0),
         nvlink5=nvlink5,

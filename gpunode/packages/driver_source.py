@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.facts.driver import branch, version_numbers
-from gpunode.facts.driver import flavour as kernel_flavour
 from gpunode.facts.driver_targets import REPOSITORY
-from gpunode.facts.kernel_modules import header_package
+from gpunode.facts.kernels import flavour as kernel_flavour
+from gpunode.facts.kernels import header_package
 from gpunode.facts.packages import upstream
 from gpunode.facts.tables import table
 from gpunode.packages.driver_choice import Choice, known_as_of

@@ -11,7 +11,7 @@ from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.facts.driver_targets import last_branch
-from gpunode.facts.kernel_modules import kernel_devel
+from gpunode.facts.kernels import kernel_devel
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
 from gpunode.facts.tables import table

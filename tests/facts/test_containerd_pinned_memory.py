@@ -5,8 +5,8 @@ import pytest
 from gpunode.commands.demo import build_machine
 from gpunode.facts.containerd import Lost, in_force, is_lost, load_config, lost_settings
 from gpunode.facts.device_plugins import nri_plugin
-from gpunode.facts.fabric import locked_memory, rdma_adapters
-from gpunode.facts.processes import running
+from gpunode.facts.gpudirect import rdma_adapters
+from gpunode.facts.processes import locked_memory, running
 from gpunode.host import Host
 
 CRI = 'plugins."io.containerd.grpc.v1.cri"'

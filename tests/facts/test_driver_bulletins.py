@@ -4,7 +4,7 @@ import pytest
 
 from fixtures.machines import machine
 from gpunode.commands.demo import build_machine
-from gpunode.facts.driver import driver_bulletins, toolkit_bulletins
+from gpunode.facts.bulletins import driver_bulletins, toolkit_bulletins
 from gpunode.facts.node import Node
 from gpunode.facts.tables import table
 from gpunode.host import Host

@@ -2,7 +2,9 @@
 
 import pytest
 
-from gpunode.facts.driver import DROPPED, FLAVOUR, TOO_NEW, branch, ended, kept, supports, unsuited
+from gpunode.facts.bulletins import end_of_life, maintained_branches
+from gpunode.facts.driver import branch
+from gpunode.facts.driver_targets import DROPPED, FLAVOUR, TOO_NEW, supports, unsuited
 from gpunode.facts.pci import PciGpu
 from gpunode.facts.tables import table
 from tests.required import required
@@ -53,5 +55,5 @@ def test_table_has_no_gap_that_changes_the_verdict_of_an_id():
 
 def test_branch_newer_than_the_last_bulletin_is_not_end_of_life():
     assert branch("580.159.03") == 580 and branch("") == 0
-    assert ended(580) is None and ended(9999) is None
-    assert ended(570) is not None and 580 in kept()
+    assert end_of_life(580) is None and end_of_life(9999) is None
+    assert end_of_life(570) is not None and 580 in maintained_branches()

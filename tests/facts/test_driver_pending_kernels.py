@@ -1,8 +1,8 @@
 import pytest
 
 from gpunode.facts.boot import chosen_kernel, kernel_waiting
-from gpunode.facts.driver import Kernel, newer_kernels
-from gpunode.facts.kernel_modules import failed_build
+from gpunode.facts.dkms import failed_build
+from gpunode.facts.kernels import Kernel, newer_kernels
 from gpunode.facts.system import clock
 from gpunode.host import Host
 

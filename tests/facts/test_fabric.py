@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.facts.fabric import (
     LOG,
-    lacking,
+    missing_requirements,
     package_version,
     parse_log,
     read_log,
@@ -114,10 +114,14 @@ def test_blackwell_nvswitches_are_found_by_their_management_cards(tmp_path, gpu,
 
 def test_requirements_of_a_blackwell_fabric_manager(tmp_path):
     host = Host(tmp_path)
-    assert [need for _, _, need in lacking(host)] == ["nvlsm", "infiniband-diags", "ib_umad"]
+    assert [missing.need for missing in missing_requirements(host)] == [
+        "nvlsm",
+        "infiniband-diags",
+        "ib_umad",
+    ]
     for path in ("opt/nvidia/nvlsm/sbin/nvlsm", "usr/sbin/ibstat", "sys/module/ib_umad/initstate"):
         place = tmp_path / path
         place.parent.mkdir(parents=True)
         place.write_text("live\n")
         place.chmod(0o755)
-    assert lacking(host) == ()
+    assert missing_requirements(host) == ()

@@ -28,7 +28,7 @@ def test_cgroup_names_the_container(text, expected, tmp_path):
     place = tmp_path / "proc/77"
     place.mkdir(parents=True)
     (place / "cgroup").write_text(text)
-    assert container_of(Host(tmp_path, environ={}), 77)[0] == expected
+    assert container_of(Host(tmp_path, environ={}), 77).id == expected
 
 
 @pytest.mark.parametrize(

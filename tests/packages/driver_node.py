@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpunode.facts.driver import flavour
+from gpunode.facts.kernels import flavour
 from tests.cli import REPOSITORY, Ran, gpunode
 from tests.packages.apt_root import Repository, architecture
 

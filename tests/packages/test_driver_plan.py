@@ -15,8 +15,7 @@ from fixtures.machines import machine, overlay
 from fixtures.package_answers import UBUNTU, Shelf, record
 from gpunode.commands.demo import build_machine
 from gpunode.commands.driver import made
-from gpunode.facts.driver import flavour
-from gpunode.facts.kernel_modules import header_package
+from gpunode.facts.kernels import flavour, header_package
 from gpunode.packages.driver_model import Wish
 from tests.cli import gpunode
 

@@ -12,7 +12,7 @@ import pytest
 from gpunode.checks.toolkit import toolkit_missing
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.facts.engines import crio_role
-from gpunode.facts.fabric import lacking
+from gpunode.facts.fabric import missing_requirements
 from gpunode.facts.node import Node
 from gpunode.host import Host
 from gpunode.packages.find import find_manager
@@ -71,7 +71,10 @@ def test_untrusted_toolkit_runtime_is_not_reported_as_missing(place: Path, share
 
 def test_untrusted_driver_programs_are_not_reported_as_missing(shared: Path) -> None:
     host = Host(environ={"PATH": str(shared)})
-    assert any(place == f"{shared}/ibstat" and "not run" in value for place, value, _ in lacking(host))
+    assert any(
+        missing.path == f"{shared}/ibstat" and "not run" in missing.state
+        for missing in missing_requirements(host)
+    )
     with pytest.raises(DaemonError, match=f"is at {shared}/nvidia-cuda-mps-control, but it was not run"):
         find_program(host, Settings())
 

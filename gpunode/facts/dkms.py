@@ -1,0 +1,70 @@
+"""Builds of the kernel module on this node, by DKMS and akmods: their sources, and why one failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpunode.host import Host
+
+_TREE = "/var/lib/dkms"
+_AKMODS = "/var/cache/akmods"  # KMOD/VERSION-for-KERNEL.failed.log (akmodsbuild(1))
+_TAIL_BYTES = 1 << 20
+_REALTIME = "is a PREEMPT_RT kernel"  # NVIDIA's conftest.sh
+_FORBIDDEN = "GPL-incompatible module nvidia"  # a symbol that this kernel keeps from the proprietary module
+# of the driver's sources, or of the kernel's headers below them; failures of the compiler itself don't count
+_ERROR = r"\S+\.[ch]:\d+:\d+: error: "
+
+
+class FailedBuild(NamedTuple):
+    """The first line with the reason, with its number (None in a log too long to be read from its start);
+    `realtime` if the driver refuses the kernel as a realtime one."""
+
+    path: str
+    line: int | None
+    text: str
+    version: str
+    realtime: bool
+
+
+def failed_build(host: Host, release: str) -> FailedBuild | None:
+    """The last failed build for this kernel, None if there was none, or no compiler error in it."""
+    for path, version in _logs(host, release):
+        text = host.read_tail(path, _TAIL_BYTES)
+        for number, line in enumerate(text.splitlines(), 1):
+            realtime = _REALTIME in line
+            if realtime or _FORBIDDEN in line or (" error: " in line and re.search(_ERROR, line)):
+                whole = number if len(text) < _TAIL_BYTES else None
+                return FailedBuild(path, whole, line.strip()[:200], version, realtime)
+    return None
+
+
+def _logs(host: Host, release: str) -> Iterator[tuple[str, str]]:
+    """Logs of failed builds for this kernel, each with the driver's version."""
+    for module in host.listdir(_TREE):
+        if not module.startswith("nvidia"):
+            continue
+        for version in host.listdir(f"{_TREE}/{module}"):
+            path = f"{_TREE}/{module}/{version}/build/make.log"
+            lines = host.read_tail(path, _TAIL_BYTES).splitlines()
+            if any(f"for kernel {release} " in f"{line} " for line in lines[:3]):
+                yield path, version
+    for module in host.listdir(_AKMODS):
+        if module.startswith("nvidia"):
+            for path in host.glob(f"{_AKMODS}/{module}", f"*-for-{release}.failed.log"):
+                yield path, path.rpartition("/")[2].partition("-")[0]
+
+
+def dkms_name(host: Host, version: str) -> str:
+    """DKMS's name for this driver version: ``nvidia/580.159.03``, with Debian's packages
+    ``nvidia-current/550.163.01``."""
+    names = (name for name, here in dkms_trees(host) if here == version)
+    return f"{next(names, 'nvidia')}/{version}"
+
+
+def dkms_trees(host: Host) -> Iterator[tuple[str, str]]:
+    """DKMS's names of drivers and their versions with source in DKMS, whether built or not."""
+    for module in host.listdir(_TREE):
+        if module == "nvidia" or module.startswith(("nvidia-current", "nvidia-open", "nvidia-srv")):
+            yield from ((module, name) for name in host.listdir(f"{_TREE}/{module}") if name[:1].isdigit())
