@@ -20,7 +20,7 @@ import pytest
 from fixtures.api_server import ApiServer
 from fixtures.machines import recorded_host
 from fixtures.scenario import Process, StubGpuInstance, mig_machine, mixed_layout, with_mig
-from gpunode.facts.toml import toml
+from gpunode.output.typed import toml
 from tests.cli import REPOSITORY, Ran, gpunode
 from tests.cluster import Gpunode, api, certificates, run
 from tests.mig.conftest import EXAMPLES, MigNode, mig_node

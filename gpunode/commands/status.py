@@ -15,7 +15,7 @@ from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.crio import load_crio
-from gpunode.facts.daemons import Daemon, reader
+from gpunode.facts.daemons import Daemon, as_daemon_user
 from gpunode.facts.docker import find_others
 from gpunode.facts.effective import ConfigFile, Configured, configured
 from gpunode.facts.kubelet import Kubelet, find_kubelet
@@ -356,7 +356,7 @@ def _engines(
             daemons[key] = daemon
     for daemon in find_others(host, tuple(process for process in running(host) if process.name == "dockerd")):
         daemons.setdefault((daemon.name, daemon.config_path), daemon)
-    engines = (find.of_daemon(reader(host, daemon), daemon) for daemon in daemons.values())
+    engines = (find.of_daemon(as_daemon_user(host, daemon), daemon) for daemon in daemons.values())
     return tuple(engines), tuple(notes)
 
 

@@ -13,11 +13,11 @@ from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts import tables
 from gpunode.facts.daemons import (
     Daemon,
-    Kind,
-    as_recorded,
+    KnownDaemon,
     daemon_version,
     locate,
     parse_version,
+    record_version,
     socket_path,
 )
 from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution, manager, owner
@@ -106,7 +106,7 @@ def _go_glob(pattern: str) -> str:
 
 DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
-KIND = Kind("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
+_KNOWN = KnownDaemon("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
 CRI_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 _VERSION_SECONDS = 1.0  # a daemon that runs answers in 3 ms
 # any of these in disabled_plugins disables the CRI that the kubelet uses
@@ -135,7 +135,7 @@ def find_containerd(host: Host, config: str | None = None) -> Daemon | None:
 
 
 def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon | None:
-    daemon = locate(host, KIND, processes, config)
+    daemon = locate(host, _KNOWN, processes, config)
     if daemon is None:
         return None
     socket = _socket(host, daemon.argv, daemon.config_path)
@@ -150,7 +150,7 @@ def cri_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
 
         answer = parse_version(running_version(host, daemon.socket, _VERSION_SECONDS))
         if answer:
-            as_recorded(host, daemon.name, answer)
+            record_version(host, daemon.name, answer)
             return answer
     return daemon_version(host, daemon.name, daemon.binary)
 

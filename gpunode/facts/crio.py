@@ -1,4 +1,4 @@
-"""CRI-O on this node: its process, the merged configuration of its files, and the running one.
+"""CRI-O on this node: its process, and the merged configuration of its files.
 
 How CRI-O reads it (pkg/config/config.go, the same from 1.20 to 1.37): the main file, then *every* file below
 the drop-in directory, in lexical order, whatever its name, including hidden ones, ``*.bak`` and
@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gpunode.daemons.http import UnixHttp
-from gpunode.errors import ConfigError, DaemonError, GpunodeError
+from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.containerd import cri_version
-from gpunode.facts.daemons import Daemon, Kind, locate, socket_path
+from gpunode.facts.daemons import Daemon, KnownDaemon, locate, socket_path
 from gpunode.facts.processes import environment, option_value, running
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import read_unit
-from gpunode.facts.toml import KeyPath, dig, line_of_key, parse_toml, toml
+from gpunode.facts.toml import KeyPath, dig, line_of_key, parse_toml
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
@@ -31,13 +30,6 @@ from gpunode.output.typed import as_dict, as_text
 DEFAULT_CONFIG = "/etc/crio/crio.conf"
 DEFAULT_DIRECTORY = "/etc/crio/crio.conf.d"
 DEFAULT_SOCKET = "/var/run/crio/crio.sock"
-_ANSWER_SECONDS = 10.0
-_HINTS = {
-    "absent": "start CRI-O: systemctl start crio",
-    "refused": "no process listens on the socket: systemctl restart crio",
-    "denied": "run as root, for example with sudo",
-    "timeout": "the daemon hangs: journalctl -u crio -n 50",
-}
 _CONFIG_FLAGS = ("--config", "-c")
 _DIRECTORY_FLAGS = ("--config-dir", "-d")
 # internal/criocli/criocli.go, the relevant flags
@@ -50,19 +42,19 @@ _VARIABLES = {
     "CONTAINER_RUNTIMES": ("--runtimes",),
 }
 # the unit's name upstream, and the alias that older packages installed as the unit itself
-_KINDS = tuple(Kind("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ENGINES["crio"].units)
+_KNOWN = tuple(KnownDaemon("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ENGINES["crio"].units)
 _CRUN_SINCE = (1, 31)  # before that, the built-in handler was runc
 
 
 def find_crio(host: Host, config: str | None = None) -> Daemon | None:
     """The CRI-O that reads `config`, else the system's; None if there is none on this node."""
-    kind = next((kind for kind in _KINDS if read_unit(host, kind.unit) is not None), _KINDS[0])
+    known = next((known for known in _KNOWN if read_unit(host, known.unit) is not None), _KNOWN[0])
     # only root may read the environment; otherwise only the flags count
     processes = [
         process._replace(argv=_with_variables(process.argv, environment(host, process.pid)))
         for process in running(host, "crio")
     ]
-    daemon = locate(host, kind, processes, config)
+    daemon = locate(host, known, processes, config)
     if daemon is None:
         return None
     unit = read_unit(host, daemon.unit) if daemon.process is None and daemon.unit else None
@@ -263,25 +255,3 @@ def toolkit_runtimes(text: str) -> tuple[str, ...]:
     if not isinstance(listed, list):
         return _TOOLKIT_DEFAULT
     return tuple(entry for entry in listed if isinstance(entry, str))
-
-
-def running_config(host: Host, socket: str, timeout: float = _ANSWER_SECONDS) -> dict[str, Any]:
-    """The running daemon's configuration, its files and flags merged; `DaemonError` if it doesn't report it.
-
-    CRI-O serves it as TOML over HTTP at ``/config``, beside the CRI's gRPC on one socket (server/inspect.go;
-    ``crio status`` requests the same).
-    """
-    http = UnixHttp(host, socket, _HINTS, "journalctl -u crio -n 50")
-    if host.live:
-        text = http.response("GET", "/config", timeout=timeout).body.decode("utf-8", "replace")
-        host.heard("daemons", socket, {"config": text})
-    else:
-        text = http.recall("config", str)
-    try:
-        return toml(text)
-    except (ValueError, RecursionError) as error:
-        raise DaemonError(
-            f"{socket} returned invalid TOML for /config: {error}",
-            hint=f"find the process that listens on it: ss -xlp src {socket}",
-            code="malformed",
-        ) from error

@@ -48,7 +48,7 @@ class Daemon(NamedTuple):
         return ".".join(parts)
 
 
-def reader(host: Host, daemon: Daemon) -> Host:
+def as_daemon_user(host: Host, daemon: Daemon) -> Host:
     """The host as the user of a rootless daemon sees it: for all paths from this user."""
     return host.as_user(daemon.process.uid) if daemon.process else host
 
@@ -62,7 +62,7 @@ def parse_version(output: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups() if part is not None) if match else ()
 
 
-def as_recorded(host: Host, name: str, version: tuple[int, ...]) -> None:
+def record_version(host: Host, name: str, version: tuple[int, ...]) -> None:
     """What a daemon reported, as its program would print it: a recorded machine has no other source."""
     host.heard("commands", f"{name} --version", {"stdout": f"{name} {'.'.join(map(str, version))}"})
 
@@ -113,7 +113,7 @@ def same_file(host: Host, left: str, right: str) -> bool:
     return left == right or host.realpath(left) == host.realpath(right)
 
 
-class Kind(NamedTuple):
+class KnownDaemon(NamedTuple):
     """What to look for: an engine of `ENGINES`, its packaged unit, its default file and its file flags."""
 
     name: str
@@ -126,41 +126,57 @@ class Kind(NamedTuple):
         return option_value(argv[1:], *self.flags) or self.config
 
 
-def locate(host: Host, kind: Kind, processes: Sequence[Process], desired: str | None) -> Daemon | None:
-    """Find the daemon of the file `desired`, else the system's own; None without process, unit and program.
+def locate(host: Host, known: KnownDaemon, processes: Sequence[Process], config: str | None) -> Daemon | None:
+    """Find the daemon of the file `config`, else the system's own; None without process, unit and program.
     The caller adds its version and its socket.
 
     The system's own is the process in the packaged unit's control group, else one that reads the unit's file,
     else, on a node without such a unit, the one that reads the default file or is the only one.
     """
-    program = ENGINES[kind.name].program
-    packaged = read_unit(host, kind.unit)
+    program = ENGINES[known.name].program
+    packaged = read_unit(host, known.unit)
     if packaged is not None and packaged.program != program:
         packaged = None
-    config = desired or kind.config_of(packaged.argv if packaged else ())
-    process = _pick(host, kind, processes, packaged, config, explicit=bool(desired))
+    path = config or known.config_of(packaged.argv if packaged else ())
+    process = _pick(host, known, processes, packaged, path, explicit=bool(config))
     unit = None
     if process is not None:
-        config = kind.config_of(process.argv)
-        value = option_value(process.argv[1:], *kind.flags)
-        source = f"started with {kind.flags[0]} {value}" if value else "default path"
+        path = known.config_of(process.argv)
+        value = option_value(process.argv[1:], *known.flags)
+        source = f"started with {known.flags[0]} {value}" if value else "default path"
         source = f"process {process.pid}, {source}"
         unit = process_unit(host, process, program)
         if unit is None and packaged is not None and host.systemd_runs() and packaged.argv == process.argv:
             unit = packaged  # the control group may be hidden, or missing in a recording
-    elif packaged is not None and same_file(host, kind.config_of(packaged.argv), config):
+    elif packaged is not None and same_file(host, known.config_of(packaged.argv), path):
         unit, source = packaged, f"{packaged.name} ({packaged.files[0]})"
     elif packaged is None and host.which(program) is None:
         return None
     else:
-        source = "the specified path" if desired else "the default path"
+        source = "the specified path" if config else "the default path"
     argv = process.argv if process else unit.argv if unit else ()
     binary = find_binary(host, program, process, unit)
-    return Daemon(kind.name, binary, (), config, source, "", unit.name if unit else None, argv, process)
+    return Daemon(
+        name=known.name,
+        binary=binary,
+        version=(),
+        config_path=path,
+        config_source=source,
+        socket="",
+        unit=unit.name if unit else None,
+        argv=argv,
+        process=process,
+    )
 
 
 def _pick(
-    host: Host, kind: Kind, processes: Sequence[Process], unit: Unit | None, config: str, *, explicit: bool
+    host: Host,
+    known: KnownDaemon,
+    processes: Sequence[Process],
+    unit: Unit | None,
+    config: str,
+    *,
+    explicit: bool,
 ) -> Process | None:
     if not explicit and unit is not None:
         for process in processes:
@@ -168,7 +184,7 @@ def _pick(
             if own is not None and own.name == unit.name:
                 return process
     for process in processes:
-        if same_file(host, kind.config_of(process.argv), config):
+        if same_file(host, known.config_of(process.argv), config):
             return process
     return processes[0] if len(processes) == 1 and unit is None and not explicit else None
 

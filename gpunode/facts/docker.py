@@ -11,25 +11,25 @@ from typing import Any, NamedTuple
 from gpunode.errors import ConfigError, DaemonError, GpunodeError
 from gpunode.facts.daemons import (
     Daemon,
-    Kind,
-    as_recorded,
+    KnownDaemon,
+    as_daemon_user,
     daemon_version,
     find_binary,
     locate,
     parse_version,
-    reader,
+    record_version,
     same_file,
     socket_path,
 )
 from gpunode.facts.processes import Process, environment, option_value, option_values, running
 from gpunode.facts.systemd import Unit, read_unit
 from gpunode.facts.tables import can, table
-from gpunode.facts.toml import dig, toml
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_PATH, find_toolkit
 from gpunode.facts.users import Account, Places, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
-from gpunode.output.typed import as_strings
+from gpunode.output.typed import as_strings, toml
 
 # dockerd's daemon.json as text: its settings, syntax errors, and the socket that its daemon listens on.
 
@@ -93,7 +93,7 @@ def _docker_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
         with suppress(DaemonError):
             version = parse_version(DockerApi(host, daemon.socket, _VERSION_SECONDS).program_version())
             if version:
-                as_recorded(host, "dockerd", version)
+                record_version(host, "dockerd", version)
                 return version
     return daemon_version(host, "dockerd", daemon.binary)
 
@@ -507,7 +507,7 @@ def as_user(user: Account) -> str:
 
 
 DEFAULT_CONFIG = "/etc/docker/daemon.json"
-KIND = Kind("docker", "docker.service", DEFAULT_CONFIG, ("--config-file",))
+_KNOWN = KnownDaemon("docker", "docker.service", DEFAULT_CONFIG, ("--config-file",))
 
 
 def find_docker(host: Host, config: str | None = None) -> Daemon | None:
@@ -531,7 +531,7 @@ def find_docker(host: Host, config: str | None = None) -> Daemon | None:
 
 
 def _system(host: Host, processes: tuple[Process, ...], config: str | None) -> Daemon | None:
-    daemon = locate(host, KIND, processes, config)
+    daemon = locate(host, _KNOWN, processes, config)
     return _with_socket(host, daemon, DEFAULT_SOCKET) if daemon is not None else None
 
 
@@ -584,7 +584,7 @@ def _setting(host: Host, daemon: Daemon, *keys: str) -> Any:
     config_path = environment(host, daemon.process.pid).get(CONFIG_VARIABLE) if daemon.process else None
     uid = daemon.process.uid if daemon.process else None
     path = config_path or places(host, daemon.process, uid).toolkit_config
-    text = reader(host, daemon).read_text(path) or host.read_text(DEFAULT_PATH) or ""
+    text = as_daemon_user(host, daemon).read_text(path) or host.read_text(DEFAULT_PATH) or ""
     try:
         return dig(toml(text), *keys)
     except ValueError:

@@ -10,7 +10,7 @@ from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.containerd import load_config
 from gpunode.facts.crio import CrioFile, drop_in_directory, load_crio
-from gpunode.facts.daemons import Daemon, reader
+from gpunode.facts.daemons import Daemon, as_daemon_user
 from gpunode.facts.docker import flag_features, parse_daemon_json
 from gpunode.facts.podman import PodmanFile, load_podman
 from gpunode.facts.processes import option_value, option_values
@@ -74,7 +74,7 @@ class Configured(NamedTuple):
 def configured(host: Host, daemon: Daemon) -> Configured:
     """The settings in this daemon's files; never raises for their contents."""
     try:
-        settings = _READERS[daemon.name](reader(host, daemon), daemon)
+        settings = _READERS[daemon.name](as_daemon_user(host, daemon), daemon)
         return settings if _since(daemon, ENGINES[daemon.name].cdi) else settings._replace(cdi=None)
     except GpunodeError as error:
         main = ConfigFile(daemon.config_path, "main", "")

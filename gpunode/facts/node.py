@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.daemons import pod_resources
+from gpunode.daemons.crio import running_config
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import (
     devices,
@@ -36,7 +37,6 @@ from gpunode.facts.crio import (
     drop_in_directory,
     find_crio,
     load_crio,
-    running_config,
 )
 from gpunode.facts.daemons import Daemon, daemon_version
 from gpunode.facts.device_plugins import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time
 from typing import Any
 
 from gpunode.errors import ConfigError
+from gpunode.output.typed import toml
 
 KeyPath = tuple[str, ...]
 _HEADER = re.compile(r"^([ \t]*)(\[\[?)([^\[\]].*?)\]\]?[ \t]*(?:#.*)?$")
@@ -21,16 +21,6 @@ BYTE_ORDER_MARK = "\ufeff"  # containerd skips one at the start of its file, Pyt
 
 def _dotted(key: re.Match[str]) -> str:
     return ".".join(re.findall(r"'([^']*)'", key[0]))
-
-
-def toml(text: str) -> dict[str, Any]:
-    """The tree of a TOML document; ValueError, whose message ends with line and column, for anything else."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # the same parser as a package
-    tree: dict[str, Any] = tomllib.loads(text)
-    return tree
 
 
 def parse_toml(text: str, path: str) -> dict[str, Any]:

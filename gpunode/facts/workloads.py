@@ -24,7 +24,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 _V1_DEVICES = "/sys/fs/cgroup/devices"
 # systemd.generator(7): flushed and filled again whenever systemd reloads
 _GENERATORS = ("/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late")
-RULES = ("systemctl", "show", "--property=Id,DevicePolicy,DeviceAllow")
+_SHOW_RULES = ("systemctl", "show", "--property=Id,DevicePolicy,DeviceAllow")
 _SECONDS = 3.0
 
 
@@ -138,7 +138,7 @@ def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
     names = sorted(set(scopes))
     if not names:
         return {}
-    done = host.run([*RULES, *names], timeout=_SECONDS)
+    done = host.run([*_SHOW_RULES, *names], timeout=_SECONDS)
     return parse_rules(done.stdout) if done.ok else {}
 
 

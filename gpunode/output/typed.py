@@ -1,7 +1,9 @@
-"""Dataclasses and named tuples as JSON values (`plain`), and read back from them (`from_plain`)."""
+"""Dataclasses and named tuples as JSON values (`plain`), and read back from them (`from_plain`). The tree of
+a TOML document (`toml`)."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
@@ -216,3 +218,13 @@ def _below(where: str, key: str) -> str:
 
 def _error(where: str, problem: str) -> PlainError:
     return PlainError(f"{where} {problem}" if where else problem)
+
+
+def toml(text: str) -> dict[str, Any]:
+    """The tree of a TOML document; ValueError, whose message ends with line and column, for anything else."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # the same parser as a package
+    tree: dict[str, Any] = tomllib.loads(text)
+    return tree

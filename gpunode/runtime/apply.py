@@ -26,7 +26,7 @@ from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.transaction import Restart, Transaction, not_restored, restore, write
 from gpunode.output.result import Progress
 from gpunode.runtime import find
-from gpunode.runtime.engine import Active, Engine, Plan, Request, decode
+from gpunode.runtime.engine import Active, Engine, Plan, Request
 
 _ANSWER_SECONDS = 30.0
 _RELOAD_SECONDS = 0.5  # a reload doesn't report when it is done, and no new runtime would show it
@@ -63,19 +63,19 @@ class Restarter:
         return f"kill -HUP {self.daemon.process.pid}" if reloads and self.daemon.process else ""
 
     def _argv(self, verb: str) -> tuple[str, ...]:
-        if verb == "reload" and self.daemon.process is not None and (self._alone or not self._systemd()):
+        if verb == "reload" and self.daemon.process is not None and self._takes_signal:
             return ()
         if self.command:
             return _split(self.command)
         return (*self._systemctl, verb, self.daemon.unit or "") if self._systemd() else ()
 
     @property
-    def _alone(self) -> bool:
-        """Whether the reload signal must be sent to dockerd itself.
+    def _takes_signal(self) -> bool:
+        """Whether the reload signal must be sent to dockerd itself: without systemd, or where the unit can't.
 
         The snap's unit has no ExecReload, and a user's unit sends the signal to RootlessKit.
         """
-        return bool(self.daemon.user) or self.daemon.manager == "snap"
+        return bool(self.daemon.user) or self.daemon.manager == "snap" or not self._systemd()
 
     @property
     def _systemctl(self) -> tuple[str, ...]:
@@ -416,15 +416,11 @@ def _restart_after_recovery(engine: Engine, restarter: Restarter, verb: str) -> 
     """A reload is rolled back by a reload: a restart of Docker would stop its containers."""
     if verb == "wait":
         return  # the program that reads the files next reads the old ones
-    if verb != "reload" or query_if_up(engine) is None:
+    edits = engine.reload_edits() if verb == "reload" and query_if_up(engine) is not None else ()
+    if edits:
+        reload_undo(edits, restarter)
+    else:
         restarter.perform("restart")
-        return
-    from gpunode.runtime.docker import for_reload
-
-    path = engine.daemon.config_path
-    content = engine.host.read_bytes(path)
-    undo = for_reload(decode(content, path), path).encode()
-    reload_undo((FileEdit(path, content, content, None, undo),), restarter)
 
 
 def engine_restart(host: Host, progress: Progress, request: Request | None = None) -> Restart:

@@ -237,6 +237,9 @@ class ContainerdEngine:
         containerd_check.check(reader, config, plan, expected, before)
         return ()
 
+    def reload_edits(self) -> tuple[FileEdit, ...]:
+        return ()
+
     def query(self) -> Active:
         """Handlers and default from the CRI's Status; `DaemonError` if it doesn't answer."""
         from gpunode.daemons.cri import Cri

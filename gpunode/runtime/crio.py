@@ -17,6 +17,7 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+from gpunode.daemons.crio import running_config
 from gpunode.errors import (
     ConfigError,
     DaemonError,
@@ -36,7 +37,6 @@ from gpunode.facts.crio import (
     load_crio,
     load_file,
     low_level_paths,
-    running_config,
     toolkit_runtimes,
 )
 from gpunode.facts.daemons import Daemon, same_file
@@ -593,6 +593,9 @@ class CrioEngine:
             place = f"{staging}/crio.conf" if file.path == planned.path else drop_in
             self.host.make_dirs(place.rpartition("/")[0])
             self.host.write_atomic(place, file.text.encode("utf-8", "surrogateescape"), mode=0o600)
+
+    def reload_edits(self) -> tuple[FileEdit, ...]:
+        return ()
 
     def query(self) -> Active:
         """Handlers and default from the running configuration; `DaemonError` if CRI-O doesn't answer."""

@@ -578,6 +578,12 @@ class DockerEngine:
             return ()
         return validate_docker(self.host, self.daemon, edit)
 
+    def reload_edits(self) -> tuple[FileEdit, ...]:
+        path = self.daemon.config_path
+        content = self.host.read_bytes(path)
+        undo = for_reload(decode(content, path), path).encode()
+        return (FileEdit(path, content, content, undo=undo),)
+
     def query(self) -> Active:
         """Runtimes and default from ``GET /info``; `DaemonError` if dockerd doesn't answer."""
         from gpunode.daemons.docker import DockerApi

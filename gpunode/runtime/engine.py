@@ -225,6 +225,9 @@ class Engine(Protocol):
     def query(self) -> Active:
         """Query the running daemon; `DaemonError` if it doesn't answer."""
 
+    def reload_edits(self) -> tuple[FileEdit, ...]:
+        """The present files with the `undo` text that a reload needs; () if a restart must read them."""
+
 
 # The options of every change of an engine.
 

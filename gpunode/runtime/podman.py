@@ -235,6 +235,9 @@ class PodmanEngine:
         engine["runtimes"] = {**load_podman(self.host).runtimes, **engine.get("runtimes", {})}
         return document({"engine": engine}, "containers.conf")
 
+    def reload_edits(self) -> tuple[FileEdit, ...]:
+        return ()
+
     def query(self) -> Active:
         """The default and those runtimes of the files that podman accepts; `DaemonError` if it fails."""
         default, path = self._runtime()

@@ -25,8 +25,8 @@ from gpunode.facts.toml import (
     headers,
     key_lines,
     parse_toml,
-    toml,
 )
+from gpunode.output.typed import toml
 from gpunode.runtime.trees import Edit, Mutation, Remove, Set, Tree, edits, mutated, same
 
 # Changing TOML as lines of text, for files that tomlkit can't edit; `edit` checks the result.

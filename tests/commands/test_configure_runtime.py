@@ -17,10 +17,10 @@ import pytest
 from gpunode.commands import configure_runtime, journal, toolkit_config, unconfigure_runtime
 from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
-from gpunode.facts.toml import toml
 from gpunode.host import Host
 from gpunode.host.journal import KEEP, Journal
 from gpunode.output.result import Diff, ExitCode, Result
+from gpunode.output.typed import toml
 from gpunode.runtime.engine import Request
 from gpunode.runtime.workflow import RuntimeConfiguration
 from tests.cli import gpunode

@@ -4,7 +4,8 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.toml import as_key, as_value, toml
+from gpunode.facts.toml import as_key, as_value
+from gpunode.output.typed import toml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = st.one_of(

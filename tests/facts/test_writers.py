@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpunode.facts.toml import toml
 from gpunode.facts.writers import (
     GPU_OPERATOR,
     NVIDIA_CTK,
@@ -14,6 +13,7 @@ from gpunode.facts.writers import (
     generated_copy,
     nvidia_writer,
 )
+from gpunode.output.typed import toml
 
 P2 = "io.containerd.grpc.v1.cri"
 MAIN = f"""\

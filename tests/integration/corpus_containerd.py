@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.facts.daemons import parse_version
-from gpunode.facts.toml import toml
+from gpunode.output.typed import toml
 from tests.integration.corpus_cells import NAME, Cell, Tree
 from tests.integration.forked_cli import ForkedCli
 

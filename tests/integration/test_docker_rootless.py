@@ -12,8 +12,8 @@ import pytest
 from fixtures.images import busybox_archive
 from fixtures.rootless import UID, Rootless, Unavailable, rootless_docker
 from gpunode.daemons.docker import DockerApi
-from gpunode.facts.toml import toml
 from gpunode.host import Host
+from gpunode.output.typed import toml
 from tests.cli import checked
 from tests.integration.conftest import refuse_for, require
 from tests.waiting import PATIENCE

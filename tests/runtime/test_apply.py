@@ -52,6 +52,9 @@ class FakeEngine:
     daemon: Daemon = DAEMON
     program: str = "/n"
 
+    def reload_edits(self) -> tuple[FileEdit, ...]:
+        return ()
+
     def query(self) -> Active:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, DaemonError):

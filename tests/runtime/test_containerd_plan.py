@@ -9,8 +9,8 @@ import pytest
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.toml import toml
 from gpunode.host import Host
+from gpunode.output.typed import toml
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import runtime_table
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig

@@ -11,9 +11,9 @@ import pytest
 from fixtures.crio import make_node
 from gpunode.errors import ConfigError, DaemonError, PreconditionError, UsageError, ValidationError
 from gpunode.facts.crio import find_crio
-from gpunode.facts.toml import toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
+from gpunode.output.typed import toml
 from gpunode.runtime.crio import CrioEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
 

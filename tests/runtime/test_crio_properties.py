@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fixtures.crio_stub import effective, files, to_toml
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.toml import toml
 from gpunode.host import Host
+from gpunode.output.typed import toml
 from gpunode.runtime.crio import CrioEngine
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 

@@ -10,8 +10,9 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
-from gpunode.facts.toml import dig, toml
+from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import KEYS, Key, names_in, parsed, wrong
+from gpunode.output.typed import toml
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
 # the form in which NVIDIA's packages ship it (Debian, toolkit 1.17)

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri, CriStatus
+from gpunode.daemons.crio import running_config
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.crio import (
@@ -26,13 +27,12 @@ from gpunode.facts.crio import (
     drop_in_directory,
     find_crio,
     load_crio,
-    running_config,
 )
 from gpunode.facts.daemons import Daemon, parse_version
-from gpunode.facts.toml import dig, toml
+from gpunode.facts.toml import dig
 from gpunode.host import Host
 from gpunode.output.result import Progress
-from gpunode.output.typed import as_strings, as_text
+from gpunode.output.typed import as_strings, as_text, toml
 from gpunode.runtime.find import FINDERS
 from gpunode.runtime.verify.container import (
     OURS,

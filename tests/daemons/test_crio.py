@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fixtures.crio_stub import Daemon
+from gpunode.daemons.crio import running_config
 from gpunode.errors import DaemonError
-from gpunode.facts.crio import running_config
 from gpunode.host import Host
 from tests.daemons.test_docker_api import answering, reply
 
