@@ -10,7 +10,7 @@ from gpunode.errors import PreconditionError, ValidationError
 from gpunode.facts.containerd import ContainerdConfig, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import CONFIG, setting
-from gpunode.facts.toml import dig
+from gpunode.facts.toml import Tree, dig, same
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.output.typed import as_dict, as_text
@@ -34,7 +34,6 @@ from gpunode.runtime.engine import (
     edits_to,
     verb_for,
 )
-from gpunode.runtime.trees import Tree, same
 
 _CHANGE = ("restart", "containerd reads its configuration only when it starts; containers keep running")
 

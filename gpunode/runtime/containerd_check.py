@@ -9,14 +9,13 @@ from pathlib import Path
 
 from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import Tree, dig, parse_toml, same
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import Texts
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, decode, refuse_untrusted
-from gpunode.runtime.trees import Tree, same
 
 
 @dataclass(frozen=True)

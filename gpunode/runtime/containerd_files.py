@@ -9,11 +9,10 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, covers
-from gpunode.facts.toml import BYTE_ORDER_MARK, dig, line_of_key, line_of_text, parse_toml, place
+from gpunode.facts.toml import BYTE_ORDER_MARK, Tree, dig, line_of_key, line_of_text, parse_toml, place
 from gpunode.output.typed import as_strings
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import Handler
-from gpunode.runtime.trees import Tree
 
 DROP_IN_NAME = "conf.d/99-nvidia.toml"
 # where NVIDIA's tools have put their drop-in over the years, relative to the main file's directory

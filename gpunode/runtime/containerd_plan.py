@@ -14,7 +14,7 @@ from functools import partial
 from gpunode.errors import ConfigError
 from gpunode.facts.cdi import unlisted
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, merge
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import Tree, dig, parse_toml, prune
 from gpunode.facts.writers import GeneratedCopy, generated_copy, is_nvidia_program, nvidia_writer
 from gpunode.output.result import some_of
 from gpunode.runtime import containerd_files, toml_edit
@@ -37,7 +37,6 @@ from gpunode.runtime.containerd_files import (
 )
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 from gpunode.runtime.toml_edit import Changes
-from gpunode.runtime.trees import Tree, prune
 
 
 @dataclass(frozen=True)

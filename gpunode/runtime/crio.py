@@ -41,7 +41,7 @@ from gpunode.facts.crio import (
 )
 from gpunode.facts.daemons import Daemon, same_file
 from gpunode.facts.processes import option_value, option_values
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import Tree, dig, parse_toml, prune, same
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
@@ -63,7 +63,6 @@ from gpunode.runtime.engine import (
 from gpunode.runtime.podman import Draft, hook_removals, injects_twice, reads_none
 from gpunode.runtime.toml_edit import Changes
 from gpunode.runtime.toolkit_file import with_settings
-from gpunode.runtime.trees import Tree, prune, same
 
 # The base of an nvidia handler: which of CRI-O's own low-level handlers it copies.
 

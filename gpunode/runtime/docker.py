@@ -31,6 +31,7 @@ from gpunode.facts.docker import (
 from gpunode.facts.kubelet import KUBELETS, find_kubelet
 from gpunode.facts.processes import environment, running
 from gpunode.facts.systemd import read_unit
+from gpunode.facts.toml import Tree, prune
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
@@ -39,7 +40,6 @@ from gpunode.output.result import many, some_of
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
-from gpunode.runtime.trees import Tree, prune
 
 # Notes about Docker on this node beyond its files: pods, containers, the snap.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.facts.docker import parse_daemon_json
-from gpunode.runtime.trees import Edit, Mutation, Remove, Tree, edits, mutated, same
+from gpunode.facts.toml import Edit, Mutation, Remove, Tree, edits, mutated, same
 
 _DEFAULT_INDENT = "    "
 _BLANK = re.compile(r"[ \t\r\n]*")

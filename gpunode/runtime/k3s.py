@@ -19,7 +19,7 @@ from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import Tree, dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import toml_edit
@@ -36,7 +36,6 @@ from gpunode.runtime.engine import (
     verb_for,
 )
 from gpunode.runtime.rendered import DROP_IN_NAME, DistributionEngine
-from gpunode.runtime.trees import Tree
 
 # NVIDIA's programs that k3s and rke2 find when they start, and so register by themselves.
 

@@ -11,7 +11,7 @@ from gpunode.errors import ConfigError, DaemonError, UsageError, ValidationError
 from gpunode.facts.cdi import DIRECTORIES, unlisted
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.podman import CONFIG, DROP_INS, PodmanConfig, load_podman
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import Tree, dig, parse_toml, prune
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
@@ -27,7 +27,6 @@ from gpunode.runtime.engine import (
     edits_to,
 )
 from gpunode.runtime.toml_edit import document
-from gpunode.runtime.trees import Tree, prune
 
 # Plans for podman's files. Pure functions over their text; podman.py reads, validates and queries.
 

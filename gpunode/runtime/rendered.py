@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpunode.facts.containerd import ContainerdConfig, load_config, merge
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import Tree, dig, parse_toml
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import containerd_check, toml_edit
@@ -17,7 +17,6 @@ from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
 from gpunode.runtime.containerd_plan import take_out
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig, edits_to
-from gpunode.runtime.trees import Tree
 
 DROP_IN_NAME = "99-nvidia.toml"
 

@@ -17,17 +17,24 @@ from typing import Any
 from gpunode.errors import ConfigError
 from gpunode.facts.toml import (
     BYTE_ORDER_MARK,
+    Edit,
     KeyPath,
+    Mutation,
+    Remove,
+    Set,
+    Tree,
     as_key,
     as_value,
     dig,
     dotted_into,
+    edits,
     headers,
     key_lines,
+    mutated,
     parse_toml,
+    same,
 )
 from gpunode.output.typed import toml
-from gpunode.runtime.trees import Edit, Mutation, Remove, Set, Tree, edits, mutated, same
 
 # Changing TOML as lines of text, for files that tomlkit can't edit; `edit` checks the result.
 
@@ -66,7 +73,7 @@ def put(text: str, path: KeyPath, value: Any) -> str | None:
     line = f"{as_key(path[-1:])} = {as_value(value)}\n"
     if len(path) == 1:
         return _put_top(lines, line)
-    for number, table in headers([text_line.rstrip("\r\n") for text_line in lines]):
+    for number, table in headers(lines):
         if table == path[:-1]:
             indent = lines[number][: lines[number].index("[")]
             return "".join([*lines[:number], _end_line(lines[number]), indent, line, *lines[number + 1 :]])
@@ -99,7 +106,7 @@ def _with_value(lines: list[str], number: int, value: str) -> str | None:
 def beside_comment(text: str, path: KeyPath, line: str) -> str | None:
     """`line` after the first comment in its table that shows the key (``#key = ...``), else None."""
     lines = text.splitlines(keepends=True)
-    tables = headers([entry.rstrip("\r\n") for entry in lines])
+    tables = headers(lines)
     ends = [number for number, text_line in enumerate(lines) if text_line.lstrip().startswith("[")]
     starts = [number + 1 for number, table in tables if table == path[:-1]] if len(path) > 1 else [0]
     for start in starts:
@@ -114,7 +121,7 @@ def beside_comment(text: str, path: KeyPath, line: str) -> str | None:
 
 def _put_top(lines: list[str], line: str) -> str:
     """A new top-level key, before the first table."""
-    tables = headers([entry.rstrip("\r\n") for entry in lines])
+    tables = headers(lines)
     end = tables[0][0] if tables else len(lines)
     top = next((n + 1 for n in range(end) if re.match(r"version[ \t]*=", lines[n])), 0)
     return "".join([*lines[:top], line, *lines[top:]])
@@ -135,7 +142,7 @@ def _tables(path: KeyPath, tree: dict[str, Any]) -> list[str]:
 def remove(text: str, path: KeyPath) -> str | None:
     """Remove the tables under `path` with their lines, and the lines of keys at or below it."""
     lines = text.splitlines(keepends=True)
-    tables = headers([line.rstrip("\r\n") for line in lines])
+    tables = headers(lines)
     deleted: set[int] = set()
     for position, (number, table) in enumerate(tables):
         if table[: len(path)] == path:

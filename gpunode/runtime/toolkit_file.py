@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.errors import ConfigError
+from gpunode.facts.toml import Tree
 from gpunode.runtime import toml_edit
-from gpunode.runtime.trees import Tree
 
 
 def with_settings(text: str, path: str, settings: Mapping[tuple[str, ...], Any]) -> str:

@@ -4,9 +4,11 @@ import pytest
 
 from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
+from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
+from tests.silent import SilentProgress
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 ROCKY, UBUNTU, SUSE = "healthy-docker-rocky9", "healthy-h100", "healthy-suse-kubelet"
@@ -272,3 +274,26 @@ def test_specification_that_disables_the_hook_does_not_conflict_with_it(tmp_path
     ):
         files = HOOK | {"/etc/cdi/nvidia.yaml": text}
         assert status(tmp_path / name, "hook-conflict", ROCKY, files, change) == expected, name
+
+
+def test_finding_names_the_line_after_values_of_several_lines(tmp_path):
+    text = """supported-driver-capabilities = '''
+[nvidia-container-cli]
+no-cgroups = false
+'''
+
+[nvidia-container-cli]
+environment = [
+  "A=[",
+]
+no-cgroups = "no"
+"""
+    spec = machine("toolkit-config-invalid")
+    spec["files"][CONFIG] = text
+    result = doctor.run(Host(build_machine(spec, tmp_path), environ={}), SilentProgress())
+    (finding,) = [finding for finding in result.data.findings if finding.id == "toolkit-config-invalid"]
+    lines = text.splitlines()
+    assert {lines[evidence.line - 1] for evidence in finding.evidence if evidence.line} == {
+        "supported-driver-capabilities = '''",
+        'no-cgroups = "no"',
+    }

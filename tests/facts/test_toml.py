@@ -1,10 +1,11 @@
 """Values and keys of a parsed TOML file, written as TOML again."""
 
+import pytest
 import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.toml import as_key, as_value
+from gpunode.facts.toml import as_key, as_value, headers, line_of_key
 from gpunode.output.typed import toml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -36,3 +37,23 @@ def test_ordinary_settings_look_as_people_write_them():
     assert as_value(["https://mirror.example.com", True, {"a-b": 1}]) == (
         '["https://mirror.example.com", true, {a-b = 1}]'
     )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"""\n[table]\nkey = 1\n"""',
+        '"""\n\\"""\n[table]\nkey = 1\n"""""  # """',
+        "'''\n[table]\nkey = 1\n'''''",
+        "'\\' # '''",
+        '["[", [\n[1],  # ]\n  "]", \'[\',\n2], {key = [\n"[table]"]},\n]',
+    ],
+)
+def test_lines_inside_a_value_of_several_lines_are_no_keys(value):
+    text = f"other = {value}\n\n[table]\nother = {value}\nkey = 2\n"
+    assert list(toml(text)) == ["other", "table"]
+    lines = text.splitlines()
+    key, header = len(lines), len(lines) - value.count("\n") - 2
+    assert (lines[header - 1], lines[key - 1]) == ("[table]", "key = 2")
+    assert (line_of_key(text, ("table",)), line_of_key(text, ("table", "key"))) == (header, key)
+    assert headers(text.splitlines(keepends=True)) == [(header - 1, ("table",))]

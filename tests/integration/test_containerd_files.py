@@ -13,12 +13,11 @@ from fixtures.corpus import CONFIGS
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.containerd import CRI_PLUGINS
 from gpunode.facts.daemons import Daemon, parse_version
-from gpunode.facts.toml import dig, parse_toml
+from gpunode.facts.toml import Tree, dig, parse_toml, same
 from gpunode.host import Host
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_check import cdi_is_on, dump, runtimes_in
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
-from gpunode.runtime.trees import Tree, same
 from tests.integration.conftest import path_of, require
 
 pytestmark = [pytest.mark.full, pytest.mark.containerd]

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
+from gpunode.facts.toml import Tree, mutated, same
 from gpunode.host import Host
 from gpunode.output.typed import toml
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import State
 from gpunode.runtime.containerd_plan import configured, removed
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
-from gpunode.runtime.trees import Tree, mutated, same
 
 P2 = CRI_PLUGINS[2]
 
