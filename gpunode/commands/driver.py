@@ -60,7 +60,7 @@ from gpunode.packages.manager import (
     run_command,
     wait_for_others,
 )
-from gpunode.packages.repository import armored, fingerprints
+from gpunode.packages.repository import public_key
 from gpunode.runtime.apply import engine_restart
 
 driver_app = command_group("Plan and install the NVIDIA driver.")
@@ -212,8 +212,7 @@ def build_wish(host: Host, options: DriverOptions) -> Wish:
         content = host.read_bytes(str(Path(options.key).absolute()))
         if content is None:
             raise UsageError(f"there is no file {options.key}", hint="--key takes the mirror's public key")
-        data = armored(content)
-        fingerprints(data)  # raises for data that isn't a key
+        data = public_key(host, content).content
     repository = options.repository.rstrip("/")
     return Wish(options.branch, options.version, options.flavour, repository, options.hold, data)
 

@@ -52,6 +52,7 @@ from gpunode.packages.repository import (
     desired_repository,
     judge,
     plan_repository,
+    public_key,
     shelf_of,
 )
 from gpunode.packages.toolkit import PACKAGES, Goal, Steps, common_version
@@ -256,12 +257,12 @@ def _check(host: Host, options: InstallOptions) -> DesiredRepository:
     plain = all(char.isascii() and (char.isalnum() or char in ".-~+:") for char in version)
     if version and not (plain and version[0].isdigit()):
         raise UsageError(f"{version!r} is not a version", hint="as in --version 1.20.0")
-    content = None
-    if key:
-        content = host.read_bytes(str(Path(key).absolute()))
-        if content is None:
-            raise UsageError(f"there is no file {key}", hint="--key takes the repository's public key")
-    return desired_repository(options.repository, content)
+    if not key:
+        return desired_repository(options.repository)
+    content = host.read_bytes(str(Path(key).absolute()))
+    if content is None:
+        raise UsageError(f"there is no file {key}", hint="--key takes the repository's public key")
+    return desired_repository(options.repository, public_key(host, content))
 
 
 def _intend(

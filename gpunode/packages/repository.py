@@ -7,16 +7,17 @@ deleted: apt, dnf and zypper all ignore the `SUFFIX`.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.facts.packages import read_sources
 from gpunode.facts.tables import table
-from gpunode.host import Host
+from gpunode.host import NOT_TRUSTED, Host
+from gpunode.host.process import COMMAND_NOT_FOUND, Completed
 from gpunode.output.typed import StrEnum
 from gpunode.packages.apt import Apt
 from gpunode.packages.manager import FileChange, Manager
@@ -38,9 +39,11 @@ class State(StrEnum):
     REPLACED = "replaced"  # NVIDIA's own address, where a mirror is requested
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What is published: `deb` and `rpm` are paths below `base`, `places` this and the retired."""
+class Facts(NamedTuple):
+    """What is published: `deb` and `rpm` are paths below `base`, `places` this and the retired.
+
+    `sha256` has the digests of the key's file, as NVIDIA publishes it and as ``gpg --dearmor`` writes it.
+    """
 
     base: str
     deb: str
@@ -48,6 +51,7 @@ class Facts:
     packages: tuple[str, ...]
     places: tuple[str, ...]
     fingerprint: str
+    sha256: tuple[str, ...]
     key: bytes
 
 
@@ -77,12 +81,14 @@ class Judged:
 class DesiredRepository:
     """The desired repository. `base` has no slash at the end; `asked` if the user named it.
 
-    `key` is armored, `fingerprint` its 40 hex digits.
+    `key` is armored, `fingerprint` its 40 hex digits, empty without gpg; `sha256` are the digests of files
+    that hold this key alone.
     """
 
     base: str
     key: bytes
     fingerprint: str
+    sha256: tuple[str, ...]
     asked: bool = False
 
 
@@ -100,10 +106,10 @@ class RepositoryPlan:
     judged: tuple[Judged, ...]
 
 
-def desired_repository(base: str = "", key: bytes | None = None) -> DesiredRepository:
+def desired_repository(base: str = "", key: PublicKey | None = None) -> DesiredRepository:
     """NVIDIA's own with NVIDIA's key, a mirror of it, or one with a key of its own.
 
-    `UsageError` for an address that no manager could use; `ConfigError` for an invalid key.
+    `UsageError` for an address that no manager could use.
     """
     known = facts()
     if base and (
@@ -118,11 +124,13 @@ def desired_repository(base: str = "", key: bytes | None = None) -> DesiredRepos
             "a password in the repository's address would be readable by every user on this node",
             hint="put it where apt (auth.conf) or dnf (the .repo file's username) keep it",
         )
-    data = armored(known.key if key is None else key)
-    fingerprint = fingerprints(data)[0]
-    if key is None and fingerprint != known.fingerprint:
+    base = base.rstrip("/")
+    if key is not None:
+        digests = (_sha256(key.content),)
+        return DesiredRepository(base or known.base, key.content, key.fingerprint, digests, asked=True)
+    if _sha256(known.key) not in known.sha256:
         raise PreconditionError("the key that gpunode brings isn't NVIDIA's", hint="reinstall gpunode")
-    return DesiredRepository(base.rstrip("/") or known.base, data, fingerprint, bool(base) or key is not None)
+    return DesiredRepository(base or known.base, known.key, known.fingerprint, known.sha256, bool(base))
 
 
 def facts() -> Facts:
@@ -130,7 +138,8 @@ def facts() -> Facts:
     row = table("toolkit_repository").rows[0]
     key = "".join(f"{line}\n" for line in row["key"]).encode()
     places, packages = tuple(row["places"]), tuple(row["packages"])
-    return Facts(row["repository"], row["deb"], row["rpm"], packages, places, row["fingerprint"], key)
+    fingerprint, digests = row["fingerprint"], tuple(row["sha256"])
+    return Facts(row["repository"], row["deb"], row["rpm"], packages, places, fingerprint, digests, key)
 
 
 def judge(
@@ -160,6 +169,13 @@ def _first_state(entry: Entry, desired: DesiredRepository, address: str, file: s
     if not _CHANNELS.match(below):
         return State.RETIRED
     return State.REPLACED if desired.asked else State.CHANNEL
+
+
+def _entry(shelf: Shelf, desired: DesiredRepository, path: str, line: int, address: str, key: str) -> Entry:
+    """An entry. Its key is read only if `judge` judges it: a node has many more entries and keys."""
+    place = _place(address)
+    judged = path == shelf.file or place == _place(shelf.address(desired)) or _below_nvidia(place) is not None
+    return Entry(path, line, address, key, shelf.holds(key, desired) if judged else None)
 
 
 def _below_nvidia(place: str) -> str | None:
@@ -205,7 +221,7 @@ def plan_repository(host: Host, shelf: Shelf, desired: DesiredRepository) -> Rep
 
 
 def _added(host: Host, shelf: Shelf, desired: DesiredRepository) -> list[FileChange]:
-    key = f"the repository's key {desired.fingerprint}"
+    key = f"the repository's key {desired.fingerprint}".rstrip()
     changes = [
         FileChange(shelf.key_file, desired.key, key),
         FileChange(shelf.file, shelf.render(desired), "the repository"),
@@ -263,13 +279,11 @@ class AptShelf:
         places = self.apt.places
         sources = read_sources(self.host, places.sources_list, places.sources_parts)
         return tuple(
-            Entry(
-                source.path, source.line, source.uri, source.signed_by, self._holds(source.signed_by, desired)
-            )
+            _entry(self, desired, source.path, source.line, source.uri, source.signed_by)
             for source in sources
         )
 
-    def _holds(self, key: str, desired: DesiredRepository) -> bool | None:
+    def holds(self, key: str, desired: DesiredRepository) -> bool | None:
         """An entry without a key is signed by any of those that apt trusts for everything."""
         etc = self.apt.places.etc
         common = (f"{etc}/trusted.gpg", *self.host.glob(f"{etc}/trusted.gpg.d", "*.[ag][sp][cg]"))
@@ -326,19 +340,15 @@ class RpmShelf:
 
     def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
         return tuple(
-            Entry(
-                path,
-                line,
-                settings.get("baseurl", "").split()[0],
-                key := settings.get("gpgkey", ""),
-                self._holds(key, desired),
+            _entry(
+                self, desired, path, line, settings.get("baseurl", "").split()[0], settings.get("gpgkey", "")
             )
             for path in self.host.glob(self.directory, "*.repo")
             for line, settings in _sections(_text(self.host, path))
             if settings.get("enabled", "1").lower() not in _FALSE and settings.get("baseurl", "").split()
         )
 
-    def _holds(self, key: str, desired: DesiredRepository) -> bool | None:
+    def holds(self, key: str, desired: DesiredRepository) -> bool | None:
         # a key that is fetched on first use is the choice of the file's author
         return _holds(self.host, key.removeprefix("file://"), desired) if key.startswith("file:///") else None
 
@@ -406,117 +416,91 @@ def _text(host: Host, path: str) -> str:
         ) from error
 
 
-def _holds(host: Host, path: str, desired: DesiredRepository) -> bool | None:
-    """Whether a key file has the expected key. False if it is missing; None if the entry names no file."""
-    if not path.startswith("/"):
-        return None if not path else desired.fingerprint in path.upper().replace(" ", "")
-    try:
-        data = host.read_bytes(path)
-        return data is not None and desired.fingerprint in fingerprints(data)
-    except GpunodeError:
-        return False
-
-
-# Fingerprints and armor of the OpenPGP public keys in a repository's key file (RFC 4880).
+# Keys in files. gpg reads them; apt, dnf and zypper verify signatures and expiry.
 #
-# It verifies no signature and no expiry: apt, dnf and zypper do that. The fingerprint identifies a key before
-# one of them is configured to trust it. gpg isn't used, because Debian's and Ubuntu's minimal installations
-# lack it.
+# Debian's and Ubuntu's minimal installations lack gpg. There NVIDIA's key is recognized by the digest of its
+# file, and the user's key is the file that the user names.
 
-_BEGIN = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
-_END = "-----END PGP PUBLIC KEY BLOCK-----"
-_PUBLIC_KEY = 6
+_BEGIN = b"-----BEGIN PGP PUBLIC KEY BLOCK-----"
+_END = b"-----END PGP PUBLIC KEY BLOCK-----"
 _MAX_BYTES = 1 << 20  # keyrings of whole distributions have some hundred KiB
 
 
-def binary(data: bytes) -> bytes:
-    """The packets of a key file, armored or not. `ConfigError` for anything else."""
+class PublicKey(NamedTuple):
+    """A repository's key: `content` is armored, `fingerprint` its 40 hex digits, empty without gpg."""
+
+    content: bytes
+    fingerprint: str
+
+
+def public_key(host: Host, data: bytes) -> PublicKey:
+    """The key in a file that the user names, armored or binary. `ConfigError` for anything else."""
     if len(data) > _MAX_BYTES:
         raise ConfigError(
             f"this is not a repository's key: it is larger than {_MAX_BYTES >> 20} MiB",
             hint="give the repository's key, armored or binary",
         )
-    if data[:1] and data[0] & 0x80:
-        return data
-    text = data.decode("ascii", "replace")
-    if _BEGIN not in text or _END not in text:
+    binary = _BEGIN not in data
+    if (data[:1] < b"\x80") if binary else (_END not in data):
         raise ConfigError(
             "this is not an OpenPGP public key", hint="give the repository's key, armored or binary"
         )
-    body = text.partition(_BEGIN)[2].partition(_END)[0].strip("\r\n").splitlines()
-    blank = next((number for number, line in enumerate(body) if not line.strip()), -1)
-    lines = [line.strip() for line in body[blank + 1 :] if line.strip() and not line.startswith("=")]
-    try:
-        return base64.b64decode("".join(lines), validate=True)
-    except binascii.Error as error:
-        raise ConfigError(f"the OpenPGP key is damaged: {error}", hint="fetch it again") from error
+    shown = _show_keys(host, data)
+    if shown.code in (COMMAND_NOT_FOUND, NOT_TRUSTED):
+        if binary:  # rpm reads armored keys only
+            raise ConfigError(
+                f"a binary key needs gpg, which makes text of it: {shown.reason}",
+                hint="give the key as text, as gpg --armor --export prints it",
+            )
+        return PublicKey(data.replace(b"\r\n", b"\n"), "")
+    fingerprint = next(iter(_fingerprints(shown)), "")
+    if not fingerprint and shown.ok:
+        raise ConfigError("there is no OpenPGP public key in it", hint="give the repository's own key")
+    if binary and fingerprint:
+        shown = _gpg(host, data, "--armor", "--import-options", "import-export", "--import")
+        data = shown.stdout.encode()
+    if not fingerprint or not data:
+        raise ConfigError(f"the OpenPGP key is damaged: {shown.reason}", hint="fetch it again")
+    return PublicKey(data.replace(b"\r\n", b"\n"), fingerprint)
 
 
-def armored(data: bytes) -> bytes:
-    """The key as text, as apt and rpm read it. Always the same for the same key."""
-    packets = binary(data)
-    encoded = base64.b64encode(packets).decode()
-    lines = [encoded[start : start + 64] for start in range(0, len(encoded), 64)]
-    total = base64.b64encode(_crc24(packets).to_bytes(3, "big")).decode()
-    return "\n".join([_BEGIN, "", *lines, f"={total}", _END, ""]).encode()
+def _holds(host: Host, path: str, desired: DesiredRepository) -> bool | None:
+    """Whether a key file has the expected key. False if it is missing; None if the entry names no file.
 
-
-def fingerprints(data: bytes) -> tuple[str, ...]:
-    """The fingerprints of the primary keys in a file: 40 hex digits in capitals each.
-
-    `ConfigError` if it is damaged, or has no key of version 4.
+    Also False where only gpg could say so and there is none: gpunode then writes an entry with its own key.
     """
+    if not path.startswith("/"):
+        known = path and desired.fingerprint
+        return desired.fingerprint in path.upper().replace(" ", "") if known else None
+    try:
+        data = host.read_bytes(path)
+    except GpunodeError:
+        return False
+    if data is None or _sha256(data) in desired.sha256:
+        return data is not None
+    return desired.fingerprint in _fingerprints(_show_keys(host, data))
+
+
+def _show_keys(host: Host, data: bytes) -> Completed:
+    return _gpg(host, data, "--show-keys", "--with-colons")
+
+
+def _gpg(host: Host, data: bytes, *argv: str) -> Completed:
+    """gpg in an empty home directory, so that no keyring or setting of a user changes what it prints."""
+    with host.temporary_directory() as home:
+        options = ("--homedir", str(home), "--no-options", "--no-keyring", "--batch", "--no-tty")
+        return host.run(("gpg", *options, *argv), stdin=data)
+
+
+def _fingerprints(shown: Completed) -> tuple[str, ...]:
+    """Those of the primary keys, 40 hex digits in capitals each (gnupg's doc/DETAILS)."""
+    records = [line.split(":") for line in shown.stdout.splitlines()]
+    return tuple(
+        record[9] for before, record in pairwise(records) if (before[0], record[0]) == ("pub", "fpr")
+    )
+
+
+def _sha256(data: bytes) -> str:
     import hashlib
 
-    try:
-        keys = [body for tag, body in _packets(binary(data)) if tag == _PUBLIC_KEY and body[0] == 4]
-    except (IndexError, ValueError) as error:
-        raise ConfigError("the OpenPGP key is damaged", hint="fetch it again") from error
-    if not keys:
-        raise ConfigError("there is no OpenPGP key of version 4 in it", hint="give the repository's own key")
-    # SHA-1 by definition (RFC 4880, 12.2)
-    hashes = (
-        hashlib.sha1(b"\x99" + len(key).to_bytes(2, "big") + key, usedforsecurity=False) for key in keys
-    )
-    return tuple(digest.hexdigest().upper() for digest in hashes)
-
-
-def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at < len(data):
-        head = data[at]
-        if not head & 0x80:
-            raise ValueError("no packet")
-        if head & 0x40:
-            tag, (length, at) = head & 0x3F, _new_length(data, at + 1)
-        else:
-            tag, size = (head >> 2) & 0xF, 1 << (head & 3)
-            if size == 8:
-                raise ValueError("a packet without a length")
-            length, at = int.from_bytes(data[at + 1 : at + 1 + size], "big"), at + 1 + size
-        if at + length > len(data):
-            raise ValueError("cut off")
-        yield tag, data[at : at + length]
-        at += length
-
-
-def _new_length(data: bytes, at: int) -> tuple[int, int]:
-    """A length of one, two or five bytes (RFC 4880, 4.2.2), and where it ends."""
-    first = data[at]
-    if first < 192:
-        return first, at + 1
-    if first < 224:
-        return ((first - 192) << 8) + data[at + 1] + 192, at + 2
-    if first != 255:
-        raise ValueError("a length in parts")
-    return int.from_bytes(data[at + 1 : at + 5], "big"), at + 5
-
-
-def _crc24(data: bytes) -> int:
-    """The checksum of an armor (RFC 4880, 6.1)."""
-    total = 0xB704CE
-    for byte in data:
-        total ^= byte << 16
-        for _ in range(8):
-            total = (total << 1) ^ (0x1864CFB if total & 0x800000 else 0)
-    return total
+    return hashlib.sha256(data).hexdigest()

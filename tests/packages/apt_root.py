@@ -74,6 +74,11 @@ class Signer:
     def detached(self, path: Path) -> bytes:
         return self._gpg("--armor", "--detach-sign", "--output", "-", str(path))
 
+    @property
+    def secret(self) -> bytes:
+        """The secret key, binary."""
+        return self._gpg("--export-secret-keys")
+
     def _gpg(self, *argv: str) -> bytes:
         command = ["gpg", "--homedir", str(self._home), "--batch", "--quiet", "--no-tty", *self._time, *argv]
         return subprocess.run(command, capture_output=True, check=True).stdout
