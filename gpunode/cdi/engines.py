@@ -25,7 +25,7 @@ from gpunode.facts.containerd import find_containerd
 from gpunode.facts.crio import find_crio
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import find_docker
-from gpunode.facts.effective import configured
+from gpunode.facts.effective import engine_settings
 from gpunode.facts.podman import CONFIG, find_podman
 from gpunode.host import Host
 
@@ -55,7 +55,7 @@ def specification_paths(host: Host, engines: Iterable[Daemon]) -> tuple[str, ...
     paths = [STANDARD]
     standard, _, name = STANDARD.rpartition("/")  # the last of the default directories
     for engine in engines:
-        listed = [place.rstrip("/") for place in configured(host, engine).cdi_directories]
+        listed = [place.rstrip("/") for place in engine_settings(host, engine).cdi_directories]
         directories = [place for place in listed if place.startswith("/")]
         if directories and standard in unlisted(directories):
             paths.append(f"{directories[-1]}/{name}")

@@ -9,7 +9,7 @@ from gpunode.cdi.build import Built
 from gpunode.cdi.spec import Spec, made_by_gpunode
 from gpunode.cdi.versions import Version, reads, text
 from gpunode.errors import GpunodeError, PreconditionError
-from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs, stale_edits, stale_parts
+from gpunode.facts.cdi import DIRECTORIES, SpecFile, nvidia_specs, stale_edits, stale_parts
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.driver import loaded_module, version_numbers
 from gpunode.facts.systemd import UNIT_DIRECTORIES, read_unit
@@ -29,9 +29,9 @@ class Rivals:
     """
 
     path: str
-    beside: tuple[CdiSpec, ...] = ()
-    before: tuple[CdiSpec, ...] = ()
-    after: tuple[CdiSpec, ...] = ()
+    beside: tuple[SpecFile, ...] = ()
+    before: tuple[SpecFile, ...] = ()
+    after: tuple[SpecFile, ...] = ()
 
 
 def rivals(host: Host, path: str, spec: Spec, *, elsewhere: bool = False) -> Rivals:
@@ -41,7 +41,7 @@ def rivals(host: Host, path: str, spec: Spec, *, elsewhere: bool = False) -> Riv
     """
     own = rank(host, path)
     names = {device.name for device in spec.devices}
-    sides: dict[str, list[CdiSpec]] = {"beside": [], "before": [], "after": []}
+    sides: dict[str, list[SpecFile]] = {"beside": [], "before": [], "after": []}
     if own is None and not elsewhere:
         return Rivals(path)
     for other in nvidia_specs(host, DIRECTORIES if own is not None else (path.rpartition("/")[0],)):
@@ -161,7 +161,7 @@ class ListedDevice:
     reason: str = ""
 
 
-def files(host: Host, specs: Iterable[CdiSpec], engines: Sequence[Daemon]) -> tuple[FileState, ...]:
+def files(host: Host, specs: Iterable[SpecFile], engines: Sequence[Daemon]) -> tuple[FileState, ...]:
     """Every file with its problem."""
     return tuple(
         FileState(spec.path, spec.kind, spec.version, _author(host, spec.path), _problem(spec, engines))
@@ -176,7 +176,7 @@ def _author(host: Host, path: str) -> str:
         return ""
 
 
-def _problem(spec: CdiSpec, engines: Sequence[Daemon]) -> str:
+def _problem(spec: SpecFile, engines: Sequence[Daemon]) -> str:
     if spec.problem:
         return spec.problem
     version = version_numbers(spec.version)
@@ -189,10 +189,10 @@ def _problem(spec: CdiSpec, engines: Sequence[Daemon]) -> str:
 
 
 def listed(
-    host: Host, specs: Sequence[CdiSpec], driver: str = "", directories: Sequence[str] = DIRECTORIES
+    host: Host, specs: Sequence[SpecFile], driver: str = "", directories: Sequence[str] = DIRECTORIES
 ) -> tuple[ListedDevice, ...]:
     """Every device of every file, in the order of files; `driver` is the loaded module's version."""
-    owners: dict[str, list[CdiSpec]] = {}
+    owners: dict[str, list[SpecFile]] = {}
     for spec in specs:
         for name in spec.names:
             owners.setdefault(f"{spec.kind}={name}", []).append(spec)
@@ -210,8 +210,8 @@ def listed(
 def _listed_device(
     host: Host,
     name: str,
-    spec: CdiSpec,
-    all_owners: Mapping[str, Sequence[CdiSpec]],
+    spec: SpecFile,
+    all_owners: Mapping[str, Sequence[SpecFile]],
     stale: tuple[str, ...],
     directories: Sequence[str],
 ) -> ListedDevice:

@@ -25,7 +25,7 @@ from gpunode.checks.model import (
 from gpunode.checks.units import after_reading_log, runs, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import boot
-from gpunode.facts.cdi import DIRECTORIES, CdiSpec, known_gpus, stale_parts, vendor_specs
+from gpunode.facts.cdi import DIRECTORIES, SpecFile, known_gpus, stale_parts, vendor_specs
 from gpunode.facts.daemons import parse_version
 from gpunode.facts.engines import containerd_role, crio_role, docker_role, podman_role
 from gpunode.facts.node import Node
@@ -172,13 +172,13 @@ def _enable(node: Node) -> Fix | None:
 # Which specification takes effect if two define the same device: the one in the later directory.
 
 
-def rank(spec: CdiSpec) -> int:
+def rank(spec: SpecFile) -> int:
     """Position of the specification's directory in the engines' order."""
     directory = spec.path.rpartition("/")[0]
     return DIRECTORIES.index(directory) if directory in DIRECTORIES else -1
 
 
-def hidden_by(specs: Iterable[CdiSpec], spec: CdiSpec) -> CdiSpec | None:
+def hidden_by(specs: Iterable[SpecFile], spec: SpecFile) -> SpecFile | None:
     """The specification in a later directory that defines all devices of this one; None if there is none."""
     if not spec.devices:
         return None
@@ -191,7 +191,7 @@ _SPEC = "https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.
 NO_SPEC = "no CDI specification for GPUs exists"
 
 
-def _of_gpus(node: Node) -> list[CdiSpec]:
+def _of_gpus(node: Node) -> list[SpecFile]:
     """Effective specifications for GPUs: without those that a later directory overrides completely."""
     return [spec for spec in node.gpu_specs if hidden_by(node.cdi_specs, spec) is None]
 
@@ -281,7 +281,7 @@ def cdi_duplicate(node: Node) -> Verdict:
     return ok("no device is defined differently in two CDI specifications")
 
 
-def _pairs(specs: list[CdiSpec]) -> Iterator[tuple[CdiSpec, CdiSpec]]:
+def _pairs(specs: list[SpecFile]) -> Iterator[tuple[SpecFile, SpecFile]]:
     for number, first in enumerate(specs):
         yield from ((first, second) for second in specs[number + 1 :] if second.kind == first.kind)
 
@@ -316,12 +316,12 @@ def cdi_unsupported_version(node: Node) -> Verdict:
     return ok(f"these engines can read CDI version {specs[0].version}: {names}")
 
 
-def _too_new(spec: CdiSpec, reader: Reader) -> bool:
+def _too_new(spec: SpecFile, reader: Reader) -> bool:
     known = reads(reader.name, reader.version)
     return known is not None and bool(reader.version) and parse_version(spec.version) > known
 
 
-def _unread(spec: CdiSpec, late: list[Reader]) -> Verdict:
+def _unread(spec: SpecFile, late: list[Reader]) -> Verdict:
     evidence = [seen(spec.path, f"cdiVersion {spec.version}")]
     for reader in late:
         known = reads(reader.name, reader.version)
@@ -405,7 +405,7 @@ def cdi_spec_stale(node: Node) -> Verdict:
     return ok(f"{many(len(specs), 'CDI specification')} match this machine")
 
 
-def _wrong(node: Node, spec: CdiSpec) -> Iterator[Evidence]:
+def _wrong(node: Node, spec: SpecFile) -> Iterator[Evidence]:
     if spec.problem:
         yield seen(spec.path, spec.problem)
     names_gpus = any(name.startswith("GPU-") for name in spec.names)

@@ -31,7 +31,7 @@ from gpunode.facts.cgroups import kubelets_own
 from gpunode.facts.containerd import DEFAULT_CONFIG, ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.device_plugins import nri_plugin
-from gpunode.facts.gpu_use import other_way
+from gpunode.facts.gpu_use import possible_method
 from gpunode.facts.gpudirect import rdma_adapters
 from gpunode.facts.node import Node
 from gpunode.facts.processes import locked_memory
@@ -242,7 +242,7 @@ def containerd_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
     # distribution's containerd.
     unread = _unread(node)
     cdi = (not unread or bool(daemon.manager)) and running_config(node).get("enableCDI") is True
-    way = other_way(node, cdi=cdi)
+    way = possible_method(node, cdi=cdi)
     if way is not None:
         return ok(f"no nvidia handler: {way.summary}", answer, seen(way.source, way.value))
     return fail("containerd has no nvidia handler", answer, *unread, fix=configure(daemon))

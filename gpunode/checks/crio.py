@@ -27,7 +27,7 @@ from gpunode.facts.cgroups import kubelets_own
 from gpunode.facts.crio import CrioConfig, CrioFile, drop_in_directory, is_nvidias, load_file
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.engines import crio_role
-from gpunode.facts.gpu_use import other_way, taken_way
+from gpunode.facts.gpu_use import possible_method, used_method
 from gpunode.facts.node import Node
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
@@ -235,7 +235,7 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
             answer,
             seen(hooks[0].path, hooks[0].program),
         )
-    way = other_way(node, cdi=True)
+    way = possible_method(node, cdi=True)
     if way is not None:
         return ok(f"no nvidia handler: {way.summary}", answer, seen(way.source, way.value))
     return fail("CRI-O has no nvidia handler", answer)
@@ -432,7 +432,7 @@ def crio_hooks_mode(node: Node, daemon: Daemon) -> Verdict:
         return note(text, *evidence, fix=CONFIGURE)
     if nvidia_handlers(running_runtime(node)):
         return ok("CRI-O has the nvidia handler and doesn't read the directory of NVIDIA's hook", *evidence)
-    way = taken_way(node, cdi=True)
+    way = used_method(node, cdi=True)
     if way is not None:
         return ok(f"no hook is needed: {way.summary}", seen(way.source, way.value), *evidence)
     answer = seen(f"{daemon.socket} /config", f"hooks_dir {', '.join(directories)}")

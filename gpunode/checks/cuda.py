@@ -13,7 +13,7 @@ from gpunode.facts import cuda as releases
 from gpunode.facts import driver, images
 from gpunode.facts.bulletins import maintained_branches
 from gpunode.facts.driver_targets import LONG_TERM, last_branch
-from gpunode.facts.libraries import Library, is_compat
+from gpunode.facts.libraries import DriverLibrary, is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
 
@@ -119,7 +119,7 @@ def image_needs_newer_driver(node: Node) -> Verdict:
     return _requirements(node, results)
 
 
-def _requirements(node: Node, results: tuple[releases.Judged, ...]) -> Verdict:
+def _requirements(node: Node, results: tuple[releases.RequirementResult, ...]) -> Verdict:
     reference = node.questions.image
     wrong = [result for result in results if result.holds is False]
     if not wrong:
@@ -394,7 +394,7 @@ def forward_compat_803_804(node: Node) -> Verdict:
     return ok(f"libcuda {library.version} of cuda-compat is newer than the driver", *evidence)
 
 
-def _without(node: Node, library: Library) -> Fix:
+def _without(node: Node, library: DriverLibrary) -> Fix:
     """Remove the file that adds the directory to the linker's cache, if it can be found."""
     directory = library.path.rpartition("/")[0]
     for path in node.host.glob(_LINKER_FILES, "*.conf"):

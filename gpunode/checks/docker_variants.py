@@ -22,7 +22,7 @@ from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.docker import DESKTOP_CONTEXT, as_user, hook_injects, no_cgroups, nvidia_programs
-from gpunode.facts.effective import configured
+from gpunode.facts.effective import engine_settings
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
 from gpunode.facts.users import account
@@ -143,7 +143,7 @@ def docker_rootless(node: Node) -> Verdict:
 
 
 def _hook_without_cgroups(node: Node, daemon: Daemon) -> Verdict | None:
-    state = configured(node.host, daemon)
+    state = engine_settings(node.host, daemon)
     programs = {name: path for name, path in state.paths.items() if _nvidia(name, path)}
     if not programs or no_cgroups(node.host, daemon):
         return None
@@ -165,7 +165,7 @@ def _unprepared(node: Node, daemon: Daemon) -> Verdict | None:
         return None
     if node.docker is not None and node.docker.process is not None and not node.docker.user:
         return None
-    state = configured(node.host, daemon)
+    state = engine_settings(node.host, daemon)
     by_cdi = state.cdi is True and bool(node.gpu_specs)
     if by_cdi or state.problem or any(_nvidia(name, path) for name, path in state.paths.items()):
         return None

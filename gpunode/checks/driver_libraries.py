@@ -74,7 +74,7 @@ def libcuda_missing(node: Node) -> Verdict:
     return _library(node, node.cuda_library, libraries.CUDA)
 
 
-def _library(node: Node, library: libraries.Library | None, soname: str) -> Verdict:
+def _library(node: Node, library: libraries.DriverLibrary | None, soname: str) -> Verdict:
     if library is None and TRAITS["operator-driver"].holds(node):
         if node.host.is_dir(OPERATOR_DRIVER):
             return skip(f"the GPU operator's driver container provides the libraries at {DRIVER_ROOT}")
@@ -340,7 +340,7 @@ def _in_lxc(node: Node, version: str, wrong: str, summary: str, evidence: list[E
     return fail(summary, *evidence, fix=fix, why=why, reboot=False)
 
 
-def _libraries(node: Node) -> list[libraries.Library]:
+def _libraries(node: Node) -> list[libraries.DriverLibrary]:
     """The node's own libraries: operator-host-driver-conflict checks those of the GPU operator."""
     here = (node.nvml_library, node.cuda_library)
     return [

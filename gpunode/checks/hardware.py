@@ -28,7 +28,7 @@ from gpunode.errors import Unreadable
 from gpunode.facts import driver, pci
 from gpunode.facts.driver_targets import refusal, supports
 from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
-from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, Option
+from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, ModuleOption
 from gpunode.facts.kernels import has_module_file, initramfs_of
 from gpunode.facts.node import Node
 from gpunode.facts.pci import DEVICES, PciGpu, display_cards, lone_audio
@@ -200,7 +200,7 @@ _AFTER_WINDOWS = fixes.look(
 )
 
 
-def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: Option | None) -> Fix:
+def _rebind(node: Node, gpus: tuple[PciGpu, ...], bound: ModuleOption | None) -> Fix:
     """Bind GPUs to nvidia, at the next boots too if the line that binds them to vfio-pci names no other
     device."""
     fix = fixes.rebind(*(gpu.address for gpu in gpus))

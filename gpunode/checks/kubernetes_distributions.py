@@ -12,7 +12,7 @@ from gpunode.checks.finding import RESTARTS_KUBERNETES, Fix
 from gpunode.checks.model import Verdict, check, fail, if_reported, line_in, note, ok, seen, skip, warn
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages
-from gpunode.facts.gpu_use import taken_way
+from gpunode.facts.gpu_use import used_method
 from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import BY_MOUNTS
@@ -195,7 +195,7 @@ def _blind(node: Node, handlers: tuple[str, ...] | None) -> bool:
     """Whether GPUs need a handler on this node and none exists."""
     if handlers is None or any(name.startswith("nvidia") for name in handlers):
         return False
-    return taken_way(node, cdi=node.cri.config.get("enableCDI") is True) is None
+    return used_method(node, cdi=node.cri.config.get("enableCDI") is True) is None
 
 
 def _without_nvidia(node: Node, daemon: Daemon, passed: str) -> tuple[str, ...] | Verdict:

@@ -24,7 +24,7 @@ from gpunode.checks.podman import hooks_dir
 from gpunode.facts.cuda import driver_version
 from gpunode.facts.driver import version_numbers
 from gpunode.facts.engines import ROLES, containerd_role, crio_role, docker_role, podman_role
-from gpunode.facts.gpu_use import Way, dra_directory, mounting
+from gpunode.facts.gpu_use import GpuMethod, dra_directory, mounting
 from gpunode.facts.node import Node
 from gpunode.facts.packages import AptSource, read_sources
 from gpunode.facts.processes import environment
@@ -34,7 +34,7 @@ from gpunode.facts.toolkit import (
     DEFAULT_PATH,
     MODE,
     SYSTEM_DIRECTORIES,
-    Settings,
+    ToolkitSettings,
     nvidia_hooks,
 )
 from gpunode.facts.toolkit import runtime_mode as toolkit_runtime_mode
@@ -57,7 +57,7 @@ def upgrade(node: Node) -> Fix | None:
     return None
 
 
-def change(settings: Settings, verb: str, *words: str) -> Fix:
+def change(settings: ToolkitSettings, verb: str, *words: str) -> Fix:
     """``gpunode toolkit config set|unset`` for the file that was checked."""
     where = "" if settings.path == DEFAULT_PATH else f"--config {settings.path} "
     command = f"gpunode toolkit config {verb} {where}{' '.join(words)}"
@@ -121,7 +121,7 @@ def toolkit_missing(node: Node) -> Verdict:
             seen(alone[0].path, hooks),
         )
     place = dra_directory(node)  # that driver includes its own hook
-    way = Way("NVIDIA's DRA driver allocates the GPUs", place, "there") if place else mounting(node)
+    way = GpuMethod("NVIDIA's DRA driver allocates the GPUs", place, "there") if place else mounting(node)
     if way is not None:
         return ok(
             f"no container toolkit is installed, and none is needed: {way.summary}",

@@ -33,7 +33,7 @@ from gpunode.facts.toolkit import (
     MODE,
     NO_CGROUPS,
     RUNTIMES,
-    Settings,
+    ToolkitSettings,
 )
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import DRIVER_ROOT
@@ -56,7 +56,7 @@ _REINSTALL_RUNC = fixes.package_fix(
 )
 
 
-def low_level(node: Node, settings: Settings) -> Fix:
+def low_level(node: Node, settings: ToolkitSettings) -> Fix:
     """Set an installed low-level runtime, else install one."""
     host = node.host
     if host.which("runc") or host.which("crun"):
@@ -113,19 +113,19 @@ def toolkit_config_invalid(node: Node) -> Verdict:
     return _programs(node, settings) or ok(f"{settings.path} is valid")
 
 
-def _problems(node: Node, settings: Settings) -> list[tuple[str, str]]:
+def _problems(node: Node, settings: ToolkitSettings) -> list[tuple[str, str]]:
     """Releases before 1.17.3 also took the container's own ldconfig, a path without @."""
     lax = tables.can("toolkit", "host-ldconfig", node.toolkit.version) is False
     own = _ldconfig_path(settings).startswith("/")
     return [problem for problem in settings.problems() if not (lax and own and problem[0] == LDCONFIG)]
 
 
-def _ldconfig_path(settings: Settings) -> str:
+def _ldconfig_path(settings: ToolkitSettings) -> str:
     """The ldconfig that the file names."""
     return str(dig(settings.tree, *LDCONFIG.split(".")) or "")
 
 
-def _programs(node: Node, settings: Settings) -> Verdict | None:
+def _programs(node: Node, settings: ToolkitSettings) -> Verdict | None:
     """ldconfig and the low-level runtimes that the file names, if any."""
     host, ldconfig = node.host, _ldconfig_path(settings)
     program = ldconfig.removeprefix("@")
@@ -177,11 +177,11 @@ def _program_exists(node: Node, program: str, callers: list[Daemon]) -> bool:
     return "/" not in program and any(host.executable(f"{place}/{program}") for place in places)
 
 
-def _at(settings: Settings, name: str, value: object) -> Evidence:
+def _at(settings: ToolkitSettings, name: str, value: object) -> Evidence:
     return seen(settings.path, f"{name}: {value}", settings.line(name))
 
 
-def _left(node: Node, settings: Settings) -> list[Evidence]:
+def _left(node: Node, settings: ToolkitSettings) -> list[Evidence]:
     """The packaged file that an upgrade left beside an edited one."""
     paths = [settings.path + ending for ending in _UNMERGED]
     return [seen(path, "the packaged file of a later release") for path in paths if node.host.is_file(path)]

@@ -39,7 +39,16 @@ from gpunode.output.result import (
     Text,
     command_blocks,
 )
-from gpunode.packages.apply import CarriedOut, Job, Run, back, carry_out, edits_of, file_blocks, require_live
+from gpunode.packages.apply import (
+    CarriedOut,
+    PackageJob,
+    Run,
+    back,
+    carry_out,
+    edits_of,
+    file_blocks,
+    require_live,
+)
 from gpunode.packages.driver_model import (
     DISTRIBUTION,
     FLAVOURS,
@@ -434,7 +443,7 @@ def _install(
     watched = (*plan.watched, *((_KEYRING,) if plan.preparing and manager.name == "apt" else ()))
     before = {name: state.installed for name, state in manager.installed(watched).items()}
     context = {"branch": plan.branch, "flavour": plan.flavour, "driver": plan.version}
-    job = Job(host, manager, OPERATION, progress, watched, before, context, lock_seconds)
+    job = PackageJob(host, manager, OPERATION, progress, watched, before, context, lock_seconds)
     latest, present = [plan], frozenset(read_packages(host).installed)
 
     def plan_again() -> DriverPlan:
@@ -471,7 +480,7 @@ def _added_packages(host: Host, present: frozenset[str], plan: DriverPlan) -> tu
 
 
 def _undo_commands(
-    job: Job, final: DriverPlan, initial: DriverPlan, present: frozenset[str]
+    job: PackageJob, final: DriverPlan, initial: DriverPlan, present: frozenset[str]
 ) -> tuple[str, ...]:
     """Undo commands; files stay as they are, and so does the journal, which has their earlier content."""
     names = tuple(dict.fromkeys((*job.watched, *_added_packages(job.host, present, final))))
@@ -479,7 +488,9 @@ def _undo_commands(
     return tuple(command.text for command in (*commands, *initial.stream_back))
 
 
-def _install_packages(job: Job, plan: DriverPlan, plan_again: Callable[[], DriverPlan], run: Run) -> None:
+def _install_packages(
+    job: PackageJob, plan: DriverPlan, plan_again: Callable[[], DriverPlan], run: Run
+) -> None:
     """Add the repository and plan again with its packages, then install and check the result."""
     for command in plan.commands[: plan.preparing]:
         run(command)
@@ -493,7 +504,7 @@ def _install_packages(job: Job, plan: DriverPlan, plan_again: Callable[[], Drive
 
 
 def _remove_additions(
-    job: Job, plan: DriverPlan, initial: DriverPlan, present: frozenset[str], run: Run
+    job: PackageJob, plan: DriverPlan, initial: DriverPlan, present: frozenset[str], run: Run
 ) -> None:
     """Remove what `carry_out` doesn't know of: additional packages, and the module stream."""
     node = Node(job.host)
@@ -551,7 +562,7 @@ def _check_installed(host: Host, manager: Manager, plan: DriverPlan) -> None:
 
 
 def _finish(
-    job: Job, commands: Sequence[Command]
+    job: PackageJob, commands: Sequence[Command]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The commands that ran, those that are pending, and why: installed packages stay installed."""
     ran: list[str] = []

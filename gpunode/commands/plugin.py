@@ -37,7 +37,7 @@ from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import DEFAULT, ResolvedSettings, option_value
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
 from gpunode.plugin.config.values import ConfigProblem
-from gpunode.plugin.model import Device, LeftOut, Plan
+from gpunode.plugin.model import KubeletDevice, LeftOut, ResourcePlan
 
 if TYPE_CHECKING:
     from gpunode.plugin.config.gke import Left
@@ -260,7 +260,7 @@ def _served(service: PluginService, name: str, count: int) -> str:
     return f"served none of {count} {name}: {link.status if link else 'no socket was created'}"
 
 
-def _served_device(device: Device) -> ServedDevice:
+def _served_device(device: KubeletDevice) -> ServedDevice:
     problem = device.problem.reason if device.problem else ""
     return ServedDevice(device.id, device.unit.index, device.healthy, problem)
 
@@ -296,7 +296,7 @@ _KIND = "PluginConfig"
 class _Advertisement:
     """What this node would advertise, or why that is unknown."""
 
-    plan: Plan | None = None
+    plan: ResourcePlan | None = None
     unknown: str = ""
     problem: GpunodeError | None = None
 
@@ -449,7 +449,7 @@ def _planned(data: PluginConfig, advertised: _Advertisement) -> PluginConfig:
     return replace(data, resources=resources, left_out=advertised.plan.left_out)
 
 
-def _planned_device(device: Device) -> PlannedDevice:
+def _planned_device(device: KubeletDevice) -> PlannedDevice:
     problem = device.problem.reason if device.problem else ""
     return PlannedDevice(device.id, device.unit.index, device.unit.name, device.unit.profile, problem)
 
@@ -493,7 +493,7 @@ def _rows(resolved: ResolvedSettings) -> Iterator[tuple[Cell | str, ...]]:
         )
 
 
-def _devices(plan: Plan) -> Iterator[tuple[Cell | str, ...]]:
+def _devices(plan: ResourcePlan) -> Iterator[tuple[Cell | str, ...]]:
     for resource in plan.resources:
         shares = Counter(device.unit.id for device in resource.devices if device.id != device.unit.id)
         problems = {device.unit.id: device.problem for device in resource.devices}

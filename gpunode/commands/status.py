@@ -17,7 +17,7 @@ from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.crio import load_crio
 from gpunode.facts.daemons import Daemon, as_daemon_user
 from gpunode.facts.docker import find_others
-from gpunode.facts.effective import ConfigFile, Configured, configured
+from gpunode.facts.effective import ConfigFile, EngineSettings, engine_settings
 from gpunode.facts.kubelet import Kubelet, find_kubelet
 from gpunode.facts.processes import running
 from gpunode.facts.registry import ENGINES
@@ -28,7 +28,7 @@ from gpunode.output.result import Block, Cell, Result, Style, Table, Text, many
 from gpunode.runtime import find
 from gpunode.runtime.apply import restarter_of
 from gpunode.runtime.crio import CrioEngine
-from gpunode.runtime.drift import Answer, Drift, Remedies, drift, own_default, query_all
+from gpunode.runtime.drift import DaemonAnswer, Drift, Remedies, drift, own_default, query_all
 from gpunode.runtime.engine import Active, Engine
 
 # `gpunode status runtime` as text.
@@ -369,13 +369,13 @@ def _kubelet(host: Host) -> Kubelet | None:
 
 def _status(
     engine: Engine,
-    answer: Answer,
+    answer: DaemonAnswer,
     entries: Sequence[Entry] | None,
     kubelet: Kubelet | None,
     restart_command: str,
 ) -> EngineStatus:
     daemon, host = engine.daemon, engine.host
-    files = configured(host, daemon)
+    files = engine_settings(host, daemon)
     restarter = restarter_of(engine, restart_command)
     restart = restarter.shown("restart") if ENGINES[daemon.name].has_daemon else ""
     reload = restarter.shown("reload") if daemon.name == "docker" else restart
@@ -405,7 +405,7 @@ def _status(
     )
 
 
-def _unread(engine: Engine, files: Configured, restart: str) -> tuple[Drift, ...]:
+def _unread(engine: Engine, files: EngineSettings, restart: str) -> tuple[Drift, ...]:
     """CRI-O shows the reloaded configuration but uses the one from its start, so its files' times decide."""
     if not isinstance(engine, CrioEngine) or files.problem:
         return ()
@@ -416,7 +416,7 @@ def _unread(engine: Engine, files: Configured, restart: str) -> tuple[Drift, ...
     return (Drift("read-before", "crio", detail, restart),)
 
 
-def _handlers(host: Host, files: Configured, active: Active | None) -> tuple[StatusHandler, ...]:
+def _handlers(host: Host, files: EngineSettings, active: Active | None) -> tuple[StatusHandler, ...]:
     """The handlers of the files first, then those that only the running daemon has."""
     active_paths = active.paths if active else {}
     handlers = [

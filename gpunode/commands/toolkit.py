@@ -32,7 +32,7 @@ from gpunode.output.result import (
     command_blocks,
 )
 from gpunode.packages import toolkit
-from gpunode.packages.apply import CarriedOut, Job, Run, carry_out, edits_of, file_blocks, require_live
+from gpunode.packages.apply import CarriedOut, PackageJob, Run, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.find import find_manager, recorded_states
 from gpunode.packages.manager import (
     WAIT_SECONDS,
@@ -235,7 +235,7 @@ def install(
     before = {name: intent.states[name].installed for name in PACKAGES}
     context = {"version": goal.version, "from": directory, "held": goal.hold}
     held_packages = tuple(name for name in PACKAGES if intent.states[name].held)
-    job = Job(
+    job = PackageJob(
         host, manager, OPERATION, progress, PACKAGES, before, context, options.lock_timeout, held_packages
     )
     if not intent.file_changes and not intent.steps.commands and not intent.killed:
@@ -509,7 +509,7 @@ def _carry_out(
     before = {name: states[name].installed for name in PACKAGES}
     # after a kill between the two, the next run must still know of the files
     context = {"filesLeft": [file.path for file in files]}
-    job = Job(host, manager, REMOVAL, progress, PACKAGES, before, context, lock_seconds, stays=False)
+    job = PackageJob(host, manager, REMOVAL, progress, PACKAGES, before, context, lock_seconds, stays=False)
 
     def act(run: Run) -> None:
         for command in commands:
@@ -518,7 +518,7 @@ def _carry_out(
     restart = engine_restart(host, progress)
     carry_out(job, restart, lambda: (), act)
     now = {name: state.installed for name, state in manager.installed(PACKAGES).items()}
-    rest = Job(host, manager, REMOVAL, progress, PACKAGES, now, stays=False)
+    rest = PackageJob(host, manager, REMOVAL, progress, PACKAGES, now, stays=False)
     carry_out(rest, restart, lambda: files, lambda _run: None)
 
 

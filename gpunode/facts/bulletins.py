@@ -11,7 +11,7 @@ from typing import Any
 
 from gpunode.facts.driver import branch, version_numbers
 from gpunode.facts.tables import numbers, table
-from gpunode.facts.toolkit import MODE, RUNTIMES, Settings
+from gpunode.facts.toolkit import MODE, RUNTIMES, ToolkitSettings
 from gpunode.host import Host
 
 DRIVER, TOOLKIT = "driver_cves", "toolkit_cves"
@@ -51,12 +51,14 @@ def driver_bulletins(version: str) -> tuple[tuple[Bulletin, str], ...]:
     return tuple(bulletins)
 
 
-def toolkit_bulletins(host: Host, version: tuple[int, ...], settings: Settings) -> tuple[Bulletin, ...]:
+def toolkit_bulletins(
+    host: Host, version: tuple[int, ...], settings: ToolkitSettings
+) -> tuple[Bulletin, ...]:
     """Bulletins with a vulnerability that this release has, as it is configured here."""
     return tuple(row for row in table(TOOLKIT).rows if _concerns(row, host, version, settings))
 
 
-def _concerns(row: Bulletin, host: Host, version: tuple[int, ...], settings: Settings) -> bool:
+def _concerns(row: Bulletin, host: Host, version: tuple[int, ...], settings: ToolkitSettings) -> bool:
     by_cdi = settings.value(MODE) == "cdi"
     if version >= numbers(row["fixed"]) or (row["not_by_cdi"] and by_cdi):
         return False
@@ -67,7 +69,7 @@ def _concerns(row: Bulletin, host: Host, version: tuple[int, ...], settings: Set
     return not row["not_with"] or _low_level(host, settings) != row["not_with"]
 
 
-def _low_level(host: Host, settings: Settings) -> str:
+def _low_level(host: Host, settings: ToolkitSettings) -> str:
     """The first low-level runtime of the list that exists on this node: the toolkit uses that one."""
     names = [str(element) for element in settings.value(RUNTIMES)]
     here = (name for name in names if host.executable(name) or host.which(name))

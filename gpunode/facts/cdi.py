@@ -48,7 +48,7 @@ class CdiDevice(NamedTuple):
     edits: CdiEdits = CdiEdits()
 
 
-class CdiSpec(NamedTuple):
+class SpecFile(NamedTuple):
     """One file.
 
     `problem` says why it can't be used, and then the rest is empty. `edits` apply to every device of the
@@ -103,13 +103,13 @@ def unlisted(directories: Iterable[str]) -> tuple[str, ...]:
     return tuple(directory for directory in DIRECTORIES if directory not in listed)
 
 
-def nvidia_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[CdiSpec, ...]:
+def nvidia_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[SpecFile, ...]:
     """Every spec of kind ``nvidia.com/...``, and every file that should be one but can't be parsed."""
     specs = vendor_specs(host, directories)
     return tuple(spec for spec in specs if not spec.kind or spec.kind.startswith(f"{VENDOR}/"))
 
 
-def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[CdiSpec, ...]:
+def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[SpecFile, ...]:
     """The same with NVIDIA's other vendors, such as ``k8s.device-plugin.nvidia.com``."""
     specs = []
     for directory in directories:
@@ -120,26 +120,26 @@ def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[
                 raise
             except GpunodeError as error:  # engines ignore a directory; a pipe or a loop of links is broken
                 broken = "nvidia" in path.rpartition("/")[2] and not host.is_dir(path)
-                spec = CdiSpec(path, "", problem=error.message) if broken else None
+                spec = SpecFile(path, "", problem=error.message) if broken else None
             specs += [spec] if spec is not None else []
     return tuple(specs)
 
 
-def parse_spec(text: str, path: str) -> CdiSpec | None:
+def parse_spec(text: str, path: str) -> SpecFile | None:
     """One spec; None for another vendor's. A broken file is NVIDIA's only if its name or text says so."""
     try:
         tree = json.loads(text) if path.endswith(".json") else load(text)
     except (ValueError, RecursionError) as error:
         is_nvidia = "nvidia" in path.rpartition("/")[2] or f"{VENDOR}/" in text
         problem = " ".join(str(error).split())
-        return CdiSpec(path, "", problem=f"can't be parsed: {problem}") if is_nvidia else None
+        return SpecFile(path, "", problem=f"can't be parsed: {problem}") if is_nvidia else None
     kind = tree.get("kind") if isinstance(tree, dict) else None
     vendor = kind.partition("/")[0] if isinstance(kind, str) else ""
     if not isinstance(kind, str) or not f".{vendor}".endswith(f".{VENDOR}"):
         return None
     version = tree.get("cdiVersion")
     devices = [device for device in _list(tree, "devices") if isinstance(device, dict)]
-    return CdiSpec(
+    return SpecFile(
         path,
         kind,
         version if isinstance(version, str) else "",
@@ -188,7 +188,7 @@ def _strings(edits: dict[str, Any], key: str, field: str) -> Iterator[str]:
     yield from dict.fromkeys(value for value in values if isinstance(value, str))
 
 
-def stale_parts(host: Host, spec: CdiSpec, driver: str, gpus: frozenset[str] | None) -> Iterator[str]:
+def stale_parts(host: Host, spec: SpecFile, driver: str, gpus: frozenset[str] | None) -> Iterator[str]:
     """Everything in a spec that no longer matches this machine; no other function decides this.
 
     `driver` is the loaded module's version, "" if unknown; `gpus` are the UUIDs of `known_gpus`.
@@ -207,7 +207,7 @@ def known_gpus(inventory: Inventory | None) -> frozenset[str] | None:
     return frozenset(str(gpu.uuid) for gpu in inventory.gpus)
 
 
-def stale_edits(host: Host, edits: CdiEdits | CdiSpec, driver: str) -> Iterator[str]:
+def stale_edits(host: Host, edits: CdiEdits | SpecFile, driver: str) -> Iterator[str]:
     """Outdated parts of these edits, or of all of a file: one sentence for each path."""
     libraries = ((path, _LIBRARY_VERSION.search(path)) for path in edits.mounts)
     others = {path for path, match in libraries if match and driver and match[1] != driver}

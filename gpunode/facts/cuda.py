@@ -45,7 +45,7 @@ _UNITS = {
 }
 
 
-class Setting(NamedTuple):
+class CudaVariable(NamedTuple):
     """One variable; `source` is the file, unit or environment that sets it, `line` 1-based for a file."""
 
     name: str
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     line: int | None = None
 
 
-def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
+def settings(host: Host, programs: Collection[str]) -> tuple[CudaVariable, ...]:
     """All settings that affect CUDA; a harmless value is left out. Of container daemons only the running
     `programs` count."""
     units = [unit for program, units in _UNITS.items() if program in programs for unit in units]
@@ -63,12 +63,12 @@ def settings(host: Host, programs: Collection[str]) -> tuple[Setting, ...]:
     candidates = (
         *_of_node(host),
         *_of_units(host, units),
-        *(Setting(name, value, "the environment of gpunode itself") for name, value in own.items()),
+        *(CudaVariable(name, value, "the environment of gpunode itself") for name, value in own.items()),
     )
     return tuple(setting for setting in candidates if setting.value not in _NOTHING[setting.name in HIDING])
 
 
-def _of_node(host: Host) -> Iterator[Setting]:
+def _of_node(host: Host) -> Iterator[CudaVariable]:
     for path in (_ENVIRONMENT, _SYSTEMD[0], *host.glob(_SYSTEMD[1], "*.conf")):
         for number, line in enumerate(host.text_or_empty(path, SMALL_BYTES).splitlines(), 1):
             stripped = line.strip().removeprefix("export ")
@@ -77,7 +77,7 @@ def _of_node(host: Host) -> Iterator[Setting]:
                 if key.strip() != "DefaultEnvironment":
                     continue
             for name, value in _assignments(stripped, several=path != _ENVIRONMENT):
-                yield Setting(name, value, path, number)
+                yield CudaVariable(name, value, path, number)
 
 
 def _assignments(text: str, *, several: bool) -> Iterator[tuple[str, str]]:
@@ -96,12 +96,12 @@ def _assignments(text: str, *, several: bool) -> Iterator[tuple[str, str]]:
             yield name.strip(), value.strip()
 
 
-def _of_units(host: Host, units: Collection[str]) -> Iterator[Setting]:
+def _of_units(host: Host, units: Collection[str]) -> Iterator[CudaVariable]:
     for unit in units:
         unit_file = read_unit(host, unit)
         for name, value in unit_file.environment.items() if unit_file is not None else ():
             if name in DEBUGGING or name in HIDING:
-                yield Setting(name, value, unit)
+                yield CudaVariable(name, value, unit)
 
 
 # CUDA releases: the drivers that run them and the GPUs that they support, from the tables.
@@ -273,7 +273,7 @@ def brands_of(name: str) -> tuple[str, ...]:
     return next((brands for words, brands in _BRANDS if words in lowered), ())
 
 
-class Judged(NamedTuple):
+class RequirementResult(NamedTuple):
     """One NVIDIA_REQUIRE_* against one GPU, or against the node (`gpu` None)."""
 
     name: str
@@ -282,7 +282,7 @@ class Judged(NamedTuple):
     holds: bool | None
 
 
-def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Judged, ...]:
+def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[RequirementResult, ...]:
     """Every requirement on every GPU. ValueError for an invalid expression."""
     known = node.nvml.inventory
     facts: dict[str, tuple[str, ...]] = {}
@@ -293,7 +293,7 @@ def judge_requirements(node: Node, requirements: Mapping[str, str]) -> tuple[Jud
         facts["cuda"] = (f"{cuda[0]}.{cuda[1]}",)
     gpus: list[Gpu | None] = [gpu for gpu in known.gpus if not gpu.error] if known else []
     return tuple(
-        Judged(name, text, gpu, _holds(text, facts, gpu))
+        RequirementResult(name, text, gpu, _holds(text, facts, gpu))
         for name, text in sorted(requirements.items())
         for gpu in gpus or [None]
     )

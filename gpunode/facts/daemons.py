@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process, option_value
 from gpunode.facts.registry import ENGINES
-from gpunode.facts.systemd import Unit, read_unit
+from gpunode.facts.systemd import SystemdUnit, read_unit
 from gpunode.host import Host
 
 
@@ -76,7 +76,7 @@ def daemon_version(host: Host, name: str, binary: str | None) -> tuple[int, ...]
     return ()
 
 
-def find_binary(host: Host, name: str, process: Process | None, unit: Unit | None) -> str | None:
+def find_binary(host: Host, name: str, process: Process | None, unit: SystemdUnit | None) -> str | None:
     """Path of the daemon's program: of the running process, else of the unit, else on PATH."""
     if process is not None:
         link = exe_of(host, process.pid)
@@ -97,7 +97,7 @@ def exe_of(host: Host, pid: int) -> str | None:
         return None  # another user's process hides it
 
 
-def process_unit(host: Host, process: Process, name: str) -> Unit | None:
+def process_unit(host: Host, process: Process, name: str) -> SystemdUnit | None:
     """The unit in whose control group a process runs, if that unit is the one that starts `name`."""
     for line in host.text_or_empty(f"/proc/{process.pid}/cgroup").splitlines():
         owner = line.rpartition(":")[2].rpartition("/")[2]
@@ -173,7 +173,7 @@ def _pick(
     host: Host,
     known: KnownDaemon,
     processes: Sequence[Process],
-    unit: Unit | None,
+    unit: SystemdUnit | None,
     config: str,
     *,
     explicit: bool,

@@ -123,7 +123,7 @@ _UVM, _CAPS = "nvidia-uvm", "nvidia-caps"
 _PATH = re.compile(r"/dev/(?:nvidia(\d+|ctl|-uvm)|nvidia-caps/nvidia-cap(\d+))(?: \(deleted\))?", re.ASCII)
 
 
-class Opened(NamedTuple):
+class OpenDevices(NamedTuple):
     """Minor numbers of GPUs and of capabilities; `control` for /dev/nvidiactl or /dev/nvidia-uvm."""
 
     gpus: frozenset[int] = frozenset()
@@ -134,7 +134,7 @@ class Opened(NamedTuple):
         return bool(self.gpus or self.caps or self.control)
 
 
-def opened(host: Host, pid: int, majors: Mapping[str, int]) -> Opened | None:
+def open_devices(host: Host, pid: int, majors: Mapping[str, int]) -> OpenDevices | None:
     """The driver's device files that a process has open; None without permission to see them, nothing if the
     process has ended.
 
@@ -154,8 +154,8 @@ def opened(host: Host, pid: int, majors: Mapping[str, int]) -> Opened | None:
     except (Unreadable, PermissionError):
         return None
     except (GpunodeError, OSError):
-        return Opened()
-    return Opened(frozenset(gpus), frozenset(caps), control)
+        return OpenDevices()
+    return OpenDevices(frozenset(gpus), frozenset(caps), control)
 
 
 def is_the_drivers(major: int, majors: Mapping[str, int]) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpunode.facts.daemons import Daemon, exe_of, parse_version, same_file, socket_path
 from gpunode.facts.processes import Process, option_value, running
-from gpunode.facts.systemd import Unit, read_unit
+from gpunode.facts.systemd import SystemdUnit, read_unit
 from gpunode.host import Host
 
 
@@ -190,7 +190,7 @@ def sources(host: Host, daemon: Daemon) -> tuple[str, ...]:
     return tuple(path for path in paths if host.exists(path))
 
 
-def _unit(host: Host, name: str, process: Process | None = None) -> Unit | None:
+def _unit(host: Host, name: str, process: Process | None = None) -> SystemdUnit | None:
     """The service to restart: the running containerd's, else the enabled one, else an installed one."""
     units = _KINDS[name].units
     own = _service(host, process) if process else ""
@@ -199,7 +199,7 @@ def _unit(host: Host, name: str, process: Process | None = None) -> Unit | None:
     return next(filter(None, (read_unit(host, unit) for unit in candidates)), None)
 
 
-def _uses_another(host: Host, kind: _Kind, unit: Unit) -> bool:
+def _uses_another(host: Host, kind: _Kind, unit: SystemdUnit) -> bool:
     """Whether a stopped distribution would run no containerd of its own."""
     if any(argument.partition("=")[0] in kind.other_engine for argument in unit.argv):
         return True
@@ -209,7 +209,7 @@ def _uses_another(host: Host, kind: _Kind, unit: Unit) -> bool:
     return any(_setting(host, kind, name) not in ("", "false") for name in names)
 
 
-def _data_directory(host: Host, kind: _Kind, process: Process | None, unit: Unit | None) -> str:
+def _data_directory(host: Host, kind: _Kind, process: Process | None, unit: SystemdUnit | None) -> str:
     """The distribution's data directory: from the running containerd, else as it would be started."""
     suffix = kind.config.removeprefix("{data}")
     config = (process.option(*_CONFIG_FLAGS) if process else None) or ""

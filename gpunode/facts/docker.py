@@ -22,11 +22,11 @@ from gpunode.facts.daemons import (
     socket_path,
 )
 from gpunode.facts.processes import Process, environment, option_value, option_values, running
-from gpunode.facts.systemd import Unit, read_unit
+from gpunode.facts.systemd import SystemdUnit, read_unit
 from gpunode.facts.tables import can, table
 from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_PATH, find_toolkit
-from gpunode.facts.users import Account, Places, account, places, sudo_name
+from gpunode.facts.users import Account, UserDirectories, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
 from gpunode.output.typed import as_strings, toml
@@ -469,7 +469,12 @@ def find_others(host: Host, daemons: Sequence[Process]) -> tuple[Daemon, ...]:
 
 
 def _daemon(
-    host: Host, process: Process | None, unit: Unit | None, place: Places, path: str, uid: int | None = None
+    host: Host,
+    process: Process | None,
+    unit: SystemdUnit | None,
+    place: UserDirectories,
+    path: str,
+    uid: int | None = None,
 ) -> Daemon:
     user_host = host if uid is None else host.as_user(uid)
     daemon = Daemon(
@@ -491,7 +496,7 @@ def _config(host: Host, process: Process, uid: int | None = None) -> str:
     return process.option("--config-file") or places(host, process, uid).daemon_json
 
 
-def _runs_it(host: Host, process: Process | None, unit: Unit) -> bool:
+def _runs_it(host: Host, process: Process | None, unit: SystemdUnit) -> bool:
     """Whether the user's systemd runs it: a dockerd that was started in a terminal is in another group."""
     if process is None:
         return True

@@ -33,7 +33,7 @@ class GpuSupport(NamedTuple):
     module: str
 
 
-class Unsuited(NamedTuple):
+class UnsupportedGpu(NamedTuple):
     """A GPU that this driver doesn't support, and why: `DROPPED`, `TOO_NEW` or `FLAVOUR`."""
 
     gpu: PciGpu
@@ -53,9 +53,9 @@ def supports(device_id: str) -> GpuSupport | None:
     return None
 
 
-def unsuited(
+def unsupported_gpus(
     gpus: tuple[PciGpu, ...], version: str, open_module: bool | None, unused: Container[str] = ()
-) -> Iterator[Unsuited]:
+) -> Iterator[UnsupportedGpu]:
     """GPUs that a driver of this version, with an open module or not, doesn't support: those without a
     driver, and those of `unused`, by address, which it failed to initialise. `open_module` is None if
     unknown."""
@@ -63,7 +63,7 @@ def unsuited(
         row = supports(gpu.device_id) if gpu.driver is None or gpu.address in unused else None
         reason = refusal(row, branch(version), open_module) if row else ""
         if row and reason:
-            yield Unsuited(gpu, row, reason)
+            yield UnsupportedGpu(gpu, row, reason)
 
 
 def refusal(row: GpuSupport, number: int, open_module: bool | None) -> str:

@@ -50,7 +50,7 @@ class ConfiguredHandler(NamedTuple):
     file: str
 
 
-class Configured(NamedTuple):
+class EngineSettings(NamedTuple):
     """`default` is empty if no file sets one.
 
     `cdi` is None if this release has none, or it is unknown. `problem` says why the files can't be parsed;
@@ -71,17 +71,17 @@ class Configured(NamedTuple):
         return {handler.name: handler.path for handler in self.handlers}
 
 
-def configured(host: Host, daemon: Daemon) -> Configured:
+def engine_settings(host: Host, daemon: Daemon) -> EngineSettings:
     """The settings in this daemon's files; never raises for their contents."""
     try:
         settings = _READERS[daemon.name](as_daemon_user(host, daemon), daemon)
         return settings if _since(daemon, ENGINES[daemon.name].cdi) else settings._replace(cdi=None)
     except GpunodeError as error:
         main = ConfigFile(daemon.config_path, "main", "")
-        return Configured((main,), problem=error.message, readable=not isinstance(error, Unreadable))
+        return EngineSettings((main,), problem=error.message, readable=not isinstance(error, Unreadable))
 
 
-def _containerd(host: Host, daemon: Daemon) -> Configured:
+def _containerd(host: Host, daemon: Daemon) -> EngineSettings:
     config = load_config(host, daemon.config_path, daemon.version)
     files = [ConfigFile(config.path, "main", config.main_text if config.exists else None, config.main)]
     for path, tree in config.trees.items():
@@ -96,7 +96,7 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
         handlers.append(ConfiguredHandler(name, as_text(program), where[-1] if where else config.path))
     switch = config.cri.get("enable_cdi")
     cdi = switch if isinstance(switch, bool) else _since(daemon, _CONTAINERD_CDI_ON)
-    return Configured(
+    return EngineSettings(
         tuple(files),
         tuple(handlers),
         config.named_default,
@@ -105,7 +105,7 @@ def _containerd(host: Host, daemon: Daemon) -> Configured:
     )
 
 
-def _docker(host: Host, daemon: Daemon) -> Configured:
+def _docker(host: Host, daemon: Daemon) -> EngineSettings:
     path = daemon.config_path
     text = host.read_text(path)
     tree = parse_daemon_json(text or "", path)
@@ -116,7 +116,7 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
     )
     switch = flag_features(daemon.argv).get("cdi", dig(tree, "features", "cdi"))
     cdi = switch if isinstance(switch, bool) else _since(daemon, _DOCKER_CDI_ON)
-    return Configured(
+    return EngineSettings(
         (ConfigFile(path, "main", text, tree),),
         (*handlers, *_flag_handlers(option_values(daemon.argv, "--add-runtime"), "=")),
         option_value(daemon.argv, "--default-runtime") or as_text(tree.get("default-runtime")),
@@ -125,14 +125,14 @@ def _docker(host: Host, daemon: Daemon) -> Configured:
     )
 
 
-def _crio(host: Host, daemon: Daemon) -> Configured:
+def _crio(host: Host, daemon: Daemon) -> EngineSettings:
     config = load_crio(host, daemon.config_path, drop_in_directory(daemon))
     handlers = tuple(
         ConfiguredHandler(name, as_text(dig(table, "runtime_path")), config.defines(name)[-1].path)
         for name, table in config.handlers.items()
     )
     runtimes = (part for value in option_values(daemon.argv, "--runtimes") for part in value.split(","))
-    return Configured(
+    return EngineSettings(
         _files(config.path, config.files),
         (*handlers, *_flag_handlers(runtimes, ":")),
         option_value(daemon.argv, "--default-runtime") or config.named_default,
@@ -141,7 +141,7 @@ def _crio(host: Host, daemon: Daemon) -> Configured:
     )
 
 
-def _podman(host: Host, daemon: Daemon) -> Configured:
+def _podman(host: Host, daemon: Daemon) -> EngineSettings:
     config = load_podman(host)
     runtimes = {name: (file.path, paths) for file in config.files for name, paths in file.runtimes.items()}
     handlers = tuple(
@@ -149,7 +149,7 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
         for name, (file, paths) in runtimes.items()
         if paths
     )
-    return Configured(
+    return EngineSettings(
         _files(daemon.config_path, config.files),
         handlers,
         as_text(config.setting("runtime")),
@@ -158,7 +158,7 @@ def _podman(host: Host, daemon: Daemon) -> Configured:
     )
 
 
-_READERS: Mapping[str, Callable[[Host, Daemon], Configured]] = {
+_READERS: Mapping[str, Callable[[Host, Daemon], EngineSettings]] = {
     "containerd": _containerd,
     "docker": _docker,
     "crio": _crio,

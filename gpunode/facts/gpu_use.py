@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.cdi import vendor_specs
 from gpunode.facts.device_plugins import nri_plugin
-from gpunode.facts.devices import is_the_drivers, opened
+from gpunode.facts.devices import is_the_drivers, open_devices
 from gpunode.facts.kubelet import root_directory
 from gpunode.facts.node import Node
 
@@ -58,7 +58,7 @@ def gpu_users(node: Node) -> GpuUsers:
         if not live or any(is_the_drivers(file.major, majors) for file in container.nodes):
             users[container.pid] = GpuUser(container.pid, names.get(container.pid, "a process"), container.id)
     for process in node.processes:
-        files = opened(node.host, process.pid, majors)
+        files = open_devices(node.host, process.pid, majors)
         closed += files is None
         if files and process.pid not in users and process.name not in _ITS_OWN:
             users[process.pid] = GpuUser(process.pid, process.name)
@@ -75,7 +75,7 @@ _MOUNTING = ("nvidia_gpu_device_plugin", "nvidia-gpu-device-plugin")
 _OWN_KERNELS = ("kata", "runsc", "gvisor")  # their containers have no device files that the node sees
 
 
-class Way(NamedTuple):
+class GpuMethod(NamedTuple):
     """`summary` describes the method for users; `source` and `value` are the evidence."""
 
     summary: str
@@ -83,7 +83,7 @@ class Way(NamedTuple):
     value: str
 
 
-class Holder(NamedTuple):
+class GpuContainer(NamedTuple):
     """A running container with allocated GPUs, as the kubelet reports; `handler` is its pod's, "" for the
     default."""
 
@@ -92,29 +92,29 @@ class Holder(NamedTuple):
     container: Container
 
 
-def other_way(node: Node, *, cdi: bool) -> Way | None:
+def possible_method(node: Node, *, cdi: bool) -> GpuMethod | None:
     """The method by which pods may get GPUs without a handler, None if none is known.
 
     `cdi` is whether the engine's CDI is enabled. The toolkit's packages write a specification on every node,
-    so it alone only shows a possible method: see `taken_way`.
+    so it alone only shows a possible method: see `used_method`.
     """
-    return taken_way(node, cdi=cdi) or (_by_specification(node, "nvidia.com/gpu") if cdi else None)
+    return used_method(node, cdi=cdi) or (_by_specification(node, "nvidia.com/gpu") if cdi else None)
 
 
-def taken_way(node: Node, *, cdi: bool) -> Way | None:
+def used_method(node: Node, *, cdi: bool) -> GpuMethod | None:
     """A method that was configured, or that pods have got their GPUs by."""
     by_cdi = _by_specification(node, _PLUGINS_KIND) if cdi else None
     if plugin := nri_plugin(node.host, node.processes):
-        return Way("the toolkit adds GPUs through NRI", f"/proc/{plugin.pid}", plugin.name)
+        return GpuMethod("the toolkit adds GPUs through NRI", f"/proc/{plugin.pid}", plugin.name)
     if cdi and by_cdi is None and (place := dra_directory(node)):
-        return Way("NVIDIA's DRA driver adds GPUs to pods through CDI", place, "its directory")
+        return GpuMethod("NVIDIA's DRA driver adds GPUs to pods through CDI", place, "its directory")
     return by_cdi or mounting(node) or _by_access(node)
 
 
-def _by_specification(node: Node, kind: str) -> Way | None:
+def _by_specification(node: Node, kind: str) -> GpuMethod | None:
     for spec in vendor_specs(node.host):
         if spec.kind == kind and spec.devices and not spec.problem:
-            return Way(
+            return GpuMethod(
                 "containers get their GPUs through CDI",
                 spec.path,
                 f"for {kind}; CDI is enabled in the engine",
@@ -128,24 +128,26 @@ def dra_directory(node: Node) -> str:
     return place if node.kubelet is not None and node.host.is_dir(place) else ""
 
 
-def mounting(node: Node) -> Way | None:
+def mounting(node: Node) -> GpuMethod | None:
     """A plugin that doesn't need the toolkit either."""
     for process in node.plugin_processes:
         if process.process.name in _MOUNTING:
             text = "the device plugin mounts the driver into containers"
-            return Way(text, f"/proc/{process.process.pid}", process.process.name)
+            return GpuMethod(text, f"/proc/{process.process.pid}", process.process.name)
     return None
 
 
-def _by_access(node: Node) -> Way | None:
+def _by_access(node: Node) -> GpuMethod | None:
     """Pods under another handler whose allocated GPUs are accessible to them."""
     for holder in holders(node):
         if holder.container.nodes and not holder.handler.startswith("nvidia"):
-            return Way("pods use GPUs without it", f"/proc/{holder.container.pid}/root/dev", holder.name)
+            return GpuMethod(
+                "pods use GPUs without it", f"/proc/{holder.container.pid}/root/dev", holder.name
+            )
     return None
 
 
-def holders(node: Node) -> tuple[Holder, ...]:
+def holders(node: Node) -> tuple[GpuContainer, ...]:
     """Running containers with allocated GPUs, as far as they use this kernel; () if unknown."""
     try:
         owners = {(holding.namespace, holding.pod, holding.container) for holding in node.gpu_holdings}
@@ -153,7 +155,7 @@ def holders(node: Node) -> tuple[Holder, ...]:
         return ()
     running = {container.id: container for container in node.containers} if owners else {}
     return tuple(
-        Holder(
+        GpuContainer(
             f"pod {container.namespace}/{container.pod}, container {container.name}",
             container.handler,
             running[container.id],

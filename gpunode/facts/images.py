@@ -149,7 +149,7 @@ _LONGEST = 20_000  # characters; the longest of NVIDIA's own images has 3,000
 _DIGITS = 9
 
 
-class Condition(NamedTuple):
+class Comparison(NamedTuple):
     """One comparison: ``driver``, ``>=``, ``535``."""
 
     name: str
@@ -160,15 +160,15 @@ class Condition(NamedTuple):
         return f"{self.name}{self.operator}{self.value}"
 
 
-def parse(text: str) -> tuple[tuple[Condition, ...], ...]:
+def parse(text: str) -> tuple[tuple[Comparison, ...], ...]:
     """Alternatives of conditions. ValueError for what the runtime calls an invalid expression."""
     if len(text) > _LONGEST:
         raise ValueError("too long for a requirement")
-    groups = (tuple(map(_condition, filter(None, group.split(",")))) for group in text.split(" "))
+    groups = (tuple(map(_comparison, filter(None, group.split(",")))) for group in text.split(" "))
     return tuple(filter(None, groups))
 
 
-def _condition(text: str) -> Condition:
+def _comparison(text: str) -> Comparison:
     match = _CONDITION.fullmatch(text)
     name = match[1].lower() if match else ""
     if match is None or name not in PROPERTIES:
@@ -177,7 +177,7 @@ def _condition(text: str) -> Condition:
         numbers(match[3])
     elif match[2] not in ("=", "!="):
         raise ValueError(f"{text!r}: brands can only be compared for equality")
-    return Condition(name, match[2], match[3])
+    return Comparison(name, match[2], match[3])
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def satisfied(
-    alternatives: Iterable[Iterable[Condition]], facts: Mapping[str, Collection[str]]
+    alternatives: Iterable[Iterable[Comparison]], facts: Mapping[str, Collection[str]]
 ) -> bool | None:
     """Whether one alternative is satisfied; None if unknown.
 
@@ -215,12 +215,12 @@ def _all(answers: Iterable[bool | None]) -> bool | None:
     return None if None in results else True
 
 
-def _holds(condition: Condition, values: Collection[str]) -> bool | None:
+def _holds(condition: Comparison, values: Collection[str]) -> bool | None:
     answers = {_compared(condition, value) for value in values}
     return answers.pop() if len(answers) == 1 else None
 
 
-def _compared(condition: Condition, value: str) -> bool:
+def _compared(condition: Comparison, value: str) -> bool:
     if condition.name == "brand":
         return (value.lower() == condition.value.lower()) == (condition.operator == "=")
     return bool(_OPERATORS[condition.operator](numbers(value), numbers(condition.value)))

@@ -45,7 +45,7 @@ class Directive(NamedTuple):
     line: int | None
 
 
-class Option(NamedTuple):
+class ModuleOption(NamedTuple):
     """One parameter of a module at its next load, and its source."""
 
     name: str
@@ -96,16 +96,16 @@ class ModuleOptions(NamedTuple):
             directive for directive in self.of(module, "blacklist") if directive.source == COMMAND_LINE
         )
 
-    def options(self, module: str) -> dict[str, Option]:
+    def options(self, module: str) -> dict[str, ModuleOption]:
         """A module's parameters by name."""
         parameters = {}
         for directive in self.of(module, "options"):
             for word in words(directive.value):
                 name, _, value = word.partition("=")
-                parameters[name] = Option(name, value, directive.source, directive.line)
+                parameters[name] = ModuleOption(name, value, directive.source, directive.line)
         return parameters
 
-    def option(self, module: str, name: str) -> Option | None:
+    def option(self, module: str, name: str) -> ModuleOption | None:
         """One parameter of a module, None if nothing sets it."""
         return self.options(module).get(name)
 

@@ -69,12 +69,12 @@ def build_ld_cache(libraries: tuple[CachedLibrary, ...]) -> bytes:
     return header.ljust(_HEADER_SIZE, b"\0") + entries + bytes(strings)
 
 
-__all__ = ["CUDA", "NVML", "Library", "find_library", "is_compat", "library_in", "linked_libraries"]
+__all__ = ["CUDA", "NVML", "DriverLibrary", "find_library", "is_compat", "library_in", "linked_libraries"]
 
 _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 
 
-class Library(NamedTuple):
+class DriverLibrary(NamedTuple):
     """The file behind a soname. `version` is the driver version in the real file's name, None if it has none.
 
     `linked` is False for a file that neither ld.so nor a GPU container finds: ldconfig hasn't run. `root` is
@@ -94,7 +94,9 @@ def linked_libraries(host: Host) -> tuple[CachedLibrary, ...]:
     return parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
 
 
-def find_library(host: Host, soname: str, cache: tuple[CachedLibrary, ...] | None = None) -> Library | None:
+def find_library(
+    host: Host, soname: str, cache: tuple[CachedLibrary, ...] | None = None
+) -> DriverLibrary | None:
     """The file that ``dlopen(soname)`` opens on this node, else the one that the platform or the GPU operator
     gives to containers, else one that ldconfig hasn't seen, else None.
 
@@ -133,7 +135,7 @@ def is_compat(path: str) -> bool:
     return "compat" in path.split("/")[:-1] or "/cuda-compat" in path
 
 
-def _library(host: Host, soname: str, path: str, *, linked: bool = True, root: str = "") -> Library:
+def _library(host: Host, soname: str, path: str, *, linked: bool = True, root: str = "") -> DriverLibrary:
     real = host.realpath(path)
     version = _VERSION.search(real)
-    return Library(soname, path, real, version[1] if version else None, linked, root)
+    return DriverLibrary(soname, path, real, version[1] if version else None, linked, root)

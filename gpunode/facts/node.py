@@ -27,7 +27,7 @@ from gpunode.facts import (
     toolkit,
 )
 from gpunode.facts.boot import chosen_release
-from gpunode.facts.cdi import CdiSpec, nvidia_specs
+from gpunode.facts.cdi import SpecFile, nvidia_specs
 from gpunode.facts.containerd import DEFAULT_SOCKET, ContainerdConfig, find_containerd, load_config
 from gpunode.facts.crio import (
     DEFAULT_SOCKET as CRIO_SOCKET,
@@ -58,7 +58,7 @@ from gpunode.facts.docker import (
     parse_daemon_json,
     running_desktops,
 )
-from gpunode.facts.driver_targets import RUN_INSTALLER, Unsuited, unsuited
+from gpunode.facts.driver_targets import RUN_INSTALLER, UnsupportedGpu, unsupported_gpus
 from gpunode.facts.fabric import LogFinding, NvSwitch, read_log, read_switches
 from gpunode.facts.images import Search, find_image
 from gpunode.facts.kernel_log import KernelLine, XidLine, failed_gpus, read_kernel_log, xid_lines
@@ -72,7 +72,7 @@ from gpunode.facts.secure_boot import is_enforced
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.systemd import read_unit
-from gpunode.facts.toolkit import Settings, read_settings
+from gpunode.facts.toolkit import ToolkitSettings, read_settings
 from gpunode.facts.topic import topic
 from gpunode.facts.workloads import Container, DeviceRule, containers, device_rules
 from gpunode.gpu.library_paths import DRIVER_ROOT
@@ -218,9 +218,9 @@ class Node:
         return self.module_file.version if self.module_file else ""
 
     @topic
-    def unsuited_gpus(self) -> tuple[Unsuited, ...]:
+    def unsuited_gpus(self) -> tuple[UnsupportedGpu, ...]:
         """GPUs that have no driver, or one that can't use them, because it doesn't support them."""
-        return tuple(unsuited(self.gpus, self.driver_version, self.module_open, self.refused_gpus))
+        return tuple(unsupported_gpus(self.gpus, self.driver_version, self.module_open, self.refused_gpus))
 
     @topic
     def refused_gpus(self) -> tuple[str, ...]:
@@ -272,11 +272,11 @@ class Node:
         return tuple(version for _, version in dkms_trees(self.host))
 
     @topic
-    def nvml_library(self) -> libraries.Library | None:
+    def nvml_library(self) -> libraries.DriverLibrary | None:
         return libraries.find_library(self.host, libraries.NVML, self.linked_libraries)
 
     @topic
-    def cuda_library(self) -> libraries.Library | None:
+    def cuda_library(self) -> libraries.DriverLibrary | None:
         return libraries.find_library(self.host, libraries.CUDA, self.linked_libraries)
 
     @topic
@@ -407,16 +407,16 @@ class Node:
         return toolkit.find_toolkit(self.host)
 
     @topic
-    def toolkit_settings(self) -> Settings:
+    def toolkit_settings(self) -> ToolkitSettings:
         """config.toml with its defaults; `ConfigError` if it can't be parsed."""
         return read_settings(self.host, self.toolkit)
 
     @topic
-    def cdi_specs(self) -> tuple[CdiSpec, ...]:
+    def cdi_specs(self) -> tuple[SpecFile, ...]:
         return nvidia_specs(self.host)
 
     @property
-    def gpu_specs(self) -> tuple[CdiSpec, ...]:
+    def gpu_specs(self) -> tuple[SpecFile, ...]:
         """Those of the CDI specifications that add GPUs."""
         return tuple(spec for spec in self.cdi_specs if spec.serves_gpus)
 

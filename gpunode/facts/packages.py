@@ -111,7 +111,7 @@ DNF = "/var/log/dnf.rpm.log"
 ZYPP = "/var/log/zypp/history"
 
 
-class Change(NamedTuple):
+class LoggedChange(NamedTuple):
     """One package that was installed or upgraded to `version`. `by` is the command line, if it is known."""
 
     date: str
@@ -125,7 +125,7 @@ class Change(NamedTuple):
         return f"{self.date} {self.package} {self.version}{f' by {self.by}' if self.by else ''}"
 
 
-def brought(host: Host, version: str, packages: Callable[[], Packages]) -> Change | None:
+def brought(host: Host, version: str, packages: Callable[[], Packages]) -> LoggedChange | None:
     """The last change that installed a driver package of `version` (``580.173.02``). `packages` is queried
     only if no log has it."""
     for path, parse in ((APT, apt_changes), (ZYPP, zypp_changes), (DNF, dnf_changes)):
@@ -143,7 +143,7 @@ def brought(host: Host, version: str, packages: Callable[[], Packages]) -> Chang
     last = max(dated, key=lambda package: package.installed_at or 0, default=None)
     if last is None or last.installed_at is None:
         return None
-    return Change(utc(last.installed_at), last.name, last.version, f"rpm -q --last {last.name}", None)
+    return LoggedChange(utc(last.installed_at), last.name, last.version, f"rpm -q --last {last.name}", None)
 
 
 def _is_driver(package: str) -> bool:
@@ -156,7 +156,7 @@ def utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def apt_changes(text: str) -> Iterator[Change]:
+def apt_changes(text: str) -> Iterator[LoggedChange]:
     """Packages after ``Install:`` and ``Upgrade:``, in the log's order."""
     date = by = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -170,10 +170,10 @@ def apt_changes(text: str) -> Iterator[Change]:
                 name, _, versions = item.partition(" (")
                 words = [word for word in versions.rstrip(")").split(", ") if word != "automatic"]
                 if name and any(words):
-                    yield Change(date, name.partition(":")[0], words[-1], APT, number, by)
+                    yield LoggedChange(date, name.partition(":")[0], words[-1], APT, number, by)
 
 
-def zypp_changes(text: str) -> Iterator[Change]:
+def zypp_changes(text: str) -> Iterator[LoggedChange]:
     """Lines ``DATE|install|NAME|VERSION|ARCH|WHO|...``; the ``command`` line before them has the command."""
     by = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -181,10 +181,10 @@ def zypp_changes(text: str) -> Iterator[Change]:
         if len(words) >= 4 and words[1].strip() == "command":
             by = words[3].strip().replace("'", "")
         elif len(words) >= 4 and words[1].strip() == "install":
-            yield Change(words[0], words[2], words[3], ZYPP, number, by)
+            yield LoggedChange(words[0], words[2], words[3], ZYPP, number, by)
 
 
-def dnf_changes(text: str) -> Iterator[Change]:
+def dnf_changes(text: str) -> Iterator[LoggedChange]:
     """Lines ``DATE SUBDEBUG Upgrade: NAME-EPOCH:VERSION-RELEASE.ARCH``."""
     for number, line in enumerate(text.splitlines(), 1):
         date, _, rest = line.partition(" ")
@@ -193,7 +193,7 @@ def dnf_changes(text: str) -> Iterator[Change]:
         parts = full.strip().rpartition(".")[0].rsplit("-", 2)
         # "Upgraded" names the version that went away
         if level == "SUBDEBUG" and key in ("Upgrade", "Installed") and len(parts) == 3:
-            yield Change(date, parts[0], f"{parts[1]}-{parts[2]}", DNF, number)
+            yield LoggedChange(date, parts[0], f"{parts[1]}-{parts[2]}", DNF, number)
 
 
 TOOLKIT_PACKAGE = "nvidia-container-toolkit"
@@ -349,7 +349,7 @@ _ZYPP_JOBS = (
 _ZYPP_LOCKS = "/etc/zypp/locks"
 
 
-class Setting(NamedTuple):
+class AptSetting(NamedTuple):
     """One value of apt's configuration; `name` in lower case with ``::`` between its parts."""
 
     name: str
@@ -413,7 +413,7 @@ def _apt(host: Host) -> Automatic | None:
     )
 
 
-def apt_settings(host: Host) -> Iterator[Setting]:
+def apt_settings(host: Host) -> Iterator[AptSetting]:
     """All settings in apt's configuration files, in the order in which they are read."""
     names = host.glob(_APT_DIRECTORY, "*")
     files = [path for path in names if "." not in path.rpartition("/")[2] or path.endswith(".conf")]
@@ -421,7 +421,7 @@ def apt_settings(host: Host) -> Iterator[Setting]:
         yield from parse_apt_conf(host.read_text(path, SMALL_BYTES) or "", path)
 
 
-def parse_apt_conf(text: str, path: str) -> Iterator[Setting]:
+def parse_apt_conf(text: str, path: str) -> Iterator[AptSetting]:
     """The settings of one file: ``A::B "v";`` and ``A { B "v"; "item"; };``."""
     token = re.compile(r'"([^"\n]*)"|//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*|([{};])|([^\s{};"]+)', re.M | re.S)
     above: list[str] = []
@@ -438,7 +438,7 @@ def parse_apt_conf(text: str, path: str) -> Iterator[Setting]:
             name, value = "", None
         elif match[2]:
             if value is not None:
-                yield Setting("::".join(filter(None, (*above, name))).lower(), value, path, line)
+                yield AptSetting("::".join(filter(None, (*above, name))).lower(), value, path, line)
             if match[2] == "}":
                 above = above[:-1]
             name, value = "", None

@@ -109,7 +109,7 @@ class Bar(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Link:
+class PcieLink:
     """Lanes in use, lanes of the device, and lanes of the port above it (`port` is its address)."""
 
     width: int
@@ -145,7 +145,7 @@ def bridges(host: Host, address: str) -> tuple[str, ...]:
     return tuple(part for part in reversed(parts[:-1]) if _ADDRESS.fullmatch(part))
 
 
-def read_link(host: Host, address: str) -> Link | None:
+def read_link(host: Host, address: str) -> PcieLink | None:
     """None unless both ends report their widths."""
     port = next(iter(bridges(host, address)), "")
     place = f"{DEVICES}/{address}"
@@ -154,7 +154,7 @@ def read_link(host: Host, address: str) -> Link | None:
     if not set(words) <= _WIDTHS:
         return None
     width, most, port_most = (int(word) for word in words)
-    return Link(width, most, port, port_most)
+    return PcieLink(width, most, port, port_most)
 
 
 def _place(host: Host, address: str, port: str) -> str:

@@ -27,7 +27,7 @@ _PREFIXES = "@-:+!|"  # systemd.service(5), "COMMAND LINES": special executable 
 
 
 @dataclass(frozen=True)
-class Unit:
+class SystemdUnit:
     """One service unit. `files` are the fragment and its drop-ins; `argv` is the last ExecStart, expanded.
 
     `environment` are the variables that its files and environment files set.
@@ -44,7 +44,7 @@ class Unit:
         return self.argv[0].rpartition("/")[2] if self.argv else ""
 
 
-def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES) -> Unit | None:
+def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES) -> SystemdUnit | None:
     """The unit `name` (with its suffix) in `places`; None if there is none or it is masked."""
     fragment = next((f"{place}/{name}" for place in places if host.is_file(f"{place}/{name}")), None)
     if fragment is None:
@@ -64,7 +64,7 @@ def read_unit(host: Host, name: str, places: tuple[str, ...] = UNIT_DIRECTORIES)
             environment |= _environment_file(host, file)
         elif key == "ExecStart":
             command = value  # an empty value resets the list; the last one is what a simple service runs
-    return Unit(name, files, expand(command.lstrip(_PREFIXES), environment), environment)
+    return SystemdUnit(name, files, expand(command.lstrip(_PREFIXES), environment), environment)
 
 
 def _drop_ins(host: Host, name: str, places: tuple[str, ...]) -> tuple[str, ...]:

@@ -287,7 +287,7 @@ BY_ENVVAR = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
-class Settings(NamedTuple):
+class ToolkitSettings(NamedTuple):
     """`exists` is False if there is no file and all defaults apply; `tree` is the file's contents."""
 
     path: str
@@ -314,7 +314,7 @@ class Settings(NamedTuple):
         return tuple((name, problem) for name, problem in checked if problem)
 
 
-def read_settings(host: Host, toolkit: Toolkit) -> Settings:
+def read_settings(host: Host, toolkit: Toolkit) -> ToolkitSettings:
     """Settings of the toolkit that the engines here run; `ConfigError` names the line of a syntax error."""
     path = DEFAULT_PATH
     runtime = toolkit.programs.get("nvidia-container-runtime", "")
@@ -322,10 +322,10 @@ def read_settings(host: Host, toolkit: Toolkit) -> Settings:
     if not runtime.startswith(("/usr/bin/", "/usr/sbin/")) and host.is_file(beside):
         path = beside
     text = host.read_text(path)
-    return Settings(path, text is not None, text or "", parse_toml(text or "", path), keys_for(host))
+    return ToolkitSettings(path, text is not None, text or "", parse_toml(text or "", path), keys_for(host))
 
 
-def runtime_mode(settings: Settings, version: tuple[int, ...]) -> str:
+def runtime_mode(settings: ToolkitSettings, version: tuple[int, ...]) -> str:
     """How nvidia-container-runtime adds GPUs to containers: legacy, cdi, csv, jit-cdi; empty if unknown.
 
     ``auto`` means csv on Tegra (`facts/system.py`); elsewhere its meaning depends on the release.

@@ -21,7 +21,7 @@ class Account(NamedTuple):
         return f"/run/user/{self.uid}"
 
 
-class Places(NamedTuple):
+class UserDirectories(NamedTuple):
     """A user's directories for configuration, and for sockets while the user is logged in or lingers."""
 
     config_home: str
@@ -64,13 +64,13 @@ def sudo_name(name: str) -> str:
     return f"'#{name}'" if name.isdecimal() else name
 
 
-def places(host: Host, process: Process | None = None, uid: int | None = None) -> Places:
+def places(host: Host, process: Process | None = None, uid: int | None = None) -> UserDirectories:
     """The directories from `process`, else from the user who runs gpunode, else the defaults of `uid`."""
     user = account(host, host.uid if uid is None else uid)
     own = host.environ if user.uid == host.uid and host.live else {}
     known = environment(host, process.pid) if process else own
     home = (known.get("HOME") or user.home).rstrip("/")
-    return Places(
+    return UserDirectories(
         (known.get("XDG_CONFIG_HOME") or f"{home}/.config").rstrip("/"),
         (known.get("XDG_RUNTIME_DIR") or user.runtime_directory).rstrip("/"),
     )

@@ -203,7 +203,7 @@ def _text(data: bytes | None) -> str:
     return (data or b"").decode("utf-8", "replace")
 
 
-class Daemon:
+class ChildDaemon:
     """A program that may outlive gpunode: in its own session, its output appended to a file."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
@@ -225,7 +225,7 @@ class Daemon:
             os.killpg(self.pid, signal.SIGTERM)
 
 
-def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) -> Daemon:
+def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) -> ChildDaemon:
     """Start `argv` with exactly `env`. OSError if there is no such program or `output` can't be written."""
     from gpunode.host.trust import find_program, safe_path
 
@@ -234,7 +234,7 @@ def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) ->
     if not program:
         raise OSError(errno.EACCES if refusal else errno.ENOENT, refusal or os.strerror(errno.ENOENT))
     with output.open("ab") as stream:
-        return Daemon(
+        return ChildDaemon(
             subprocess.Popen(
                 argv,
                 executable=program,

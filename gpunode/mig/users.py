@@ -20,7 +20,7 @@ from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.daemons import process_unit
 from gpunode.facts.device_plugins import keeps_nvml_open, status_path
-from gpunode.facts.devices import opened
+from gpunode.facts.devices import open_devices
 from gpunode.facts.node import Node
 from gpunode.facts.processes import Process, identifies, running, start_ticks, status_fields
 from gpunode.facts.workloads import container_of
@@ -220,7 +220,7 @@ def _draws(host: Host) -> bool:
 
 def _open_devices(node: Node, pid: int, caps: Mapping[int, str]) -> Iterator[Held]:
     """The GPUs and instances that a process has open; `caps` is the driver's table by minor number."""
-    files = opened(node.host, pid, node.majors)
+    files = open_devices(node.host, pid, node.majors)
     if files is None:
         return  # not readable for this user
     yield from ((minor, None, None) for minor in sorted(files.gpus))

@@ -32,7 +32,7 @@ from gpunode.packages.repository import SUFFIX
 
 
 @dataclass(frozen=True)
-class Job:
+class PackageJob:
     """The work to do. `watched` are the packages to roll back if it fails, `before` their state.
 
     `held` are those of them that were on hold. `context` goes into the journal; `before` is added to it, so
@@ -79,7 +79,7 @@ def require_live(host: Host) -> None:
 
 
 def carry_out(
-    job: Job,
+    job: PackageJob,
     restart: Restart,
     files: Callable[[], Sequence[FileChange]],
     act: Callable[[Run], None],
@@ -95,19 +95,21 @@ def carry_out(
     wait_for_others(job.host, job.manager, job.progress, job.lock_seconds)  # before anything is written
     with begin(job.host, restart) as (journal, notes):
         edits = edits_of(job.host, files())
-        work = _Work(job, journal, tuple(edit for edit in edits if edit.action != "unchanged"), act, give_up)
+        work = _Commands(
+            job, journal, tuple(edit for edit in edits if edit.action != "unchanged"), act, give_up
+        )
         work.change.run(work.all_or_none)
     entry = work.change.entry
     changes = tuple(edit.change() for edit in edits)
     return CarriedOut(changes, tuple(work.ran), entry.id if entry is not None else "", notes)
 
 
-class _Work:
+class _Commands:
     """The commands of one job: `ran` are those that succeeded, in order."""
 
     def __init__(
         self,
-        job: Job,
+        job: PackageJob,
         journal: Journal,
         edits: tuple[FileEdit, ...],
         act: Callable[[Run], None],
@@ -248,7 +250,7 @@ def file_blocks(files: Sequence[FileChange], changes: Sequence[Change], *, dry_r
     return blocks
 
 
-def _packages_back(job: Job, run: Run) -> GpunodeError | None:
+def _packages_back(job: PackageJob, run: Run) -> GpunodeError | None:
     """Restore every watched package to its version; return an error with those that are left."""
     try:
         now = job.manager.installed(job.watched)
@@ -269,7 +271,7 @@ def _packages_back(job: Job, run: Run) -> GpunodeError | None:
     )
 
 
-def _others_left(job: Job, before: frozenset[tuple[str, str]]) -> GpunodeError | None:
+def _others_left(job: PackageJob, before: frozenset[tuple[str, str]]) -> GpunodeError | None:
     """An error with the packages that were added or changed, and the commands that undo it.
 
     gpunode doesn't run those: another program may need a compiler or a library by now.

@@ -62,7 +62,7 @@ _REMOVES = re.compile(r"^(?:Remv|Purg) (\S+) \[([^\]]+)\]")
 
 
 @dataclass(frozen=True)
-class Places:
+class AptPaths:
     """The directories of this apt, without a slash at the end."""
 
     etc: str
@@ -78,7 +78,7 @@ class Apt:
     """apt-get(8), apt-cache(8) and apt-mark(8) of one node."""
 
     host: Host
-    places: Places
+    places: AptPaths
     name: str = "apt"
 
     @classmethod
@@ -88,7 +88,7 @@ class Apt:
         answer = host.run(["apt-config", "shell", *keys], timeout=_ASK_SECONDS)
         values = dict(_assignments(answer.stdout)) if answer.ok else {}
         return cls(
-            host, Places(*((values.get(name) or usual).rstrip("/") for name, (_, usual) in _PLACES.items()))
+            host, AptPaths(*((values.get(name) or usual).rstrip("/") for name, (_, usual) in _PLACES.items()))
         )
 
     @property

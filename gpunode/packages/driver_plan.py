@@ -20,7 +20,7 @@ from gpunode.packages.driver_source import (
     PACKAGES,
     PREBUILT,
     Name,
-    Resolved,
+    PackageSelection,
     Route,
     choose_route,
     driver_version,
@@ -449,7 +449,7 @@ def _with_packages(
     names = package_names(situation, route, choice, way)
     resolved = resolve(names, states, choice, route, wish) if known else _unresolved(names, situation, wish)
     if not resolved.version and not choice.refusals and not is_known(choice.branch):
-        resolved = Resolved(refusals=(against_unknown(situation, choice.branch),))
+        resolved = PackageSelection(refusals=(against_unknown(situation, choice.branch),))
     needs = to_build(situation, route, headers, states) if way == DKMS else ((), ())
     signed = way == PREBUILT or (route.name == "suse" and choice.flavour == OPEN)
     refusals = (*base.refusals, *resolved.refusals, *against_module(situation, signed=signed), *needs[1])
@@ -472,12 +472,12 @@ def _with_packages(
         if loose:
             return replace(plan, commands=(manager.hold(loose),), notes=notes)
         return replace(plan, up_to_date=True, notes=notes)
-    work = _Work(manager, route, choice, way, needs[0], end)
+    work = _Steps(manager, route, choice, way, needs[0], end)
     return _with_commands(plan, situation, wish, work)
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Steps:
     """The steps to a plan. `headers` are installed first; `end` finishes a killed run's transaction."""
 
     manager: Manager
@@ -488,7 +488,7 @@ class _Work:
     end: Command | None
 
 
-def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Work) -> DriverPlan:
+def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _Steps) -> DriverPlan:
     if not plan.packages:
         return plan
     choice, route, manager = work.choice, work.route, work.manager
@@ -576,18 +576,23 @@ def _way(situation: Situation, route: Route, choice: Choice, states: States, kno
     return route.ways[-1]
 
 
-def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> Resolved:
+def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> PackageSelection:
     here = situation.packages.installed
     packages = tuple(
         DriverPackage(entry.name, "", here[entry.name].version if entry.name in here else "", "", entry.exact)
         for entry in names
         if entry.must or entry.name in here or is_pin(entry.name)
     )
-    return Resolved(wish.version, packages)
+    return PackageSelection(wish.version, packages)
 
 
 def _decisions(
-    situation: Situation, way: str, resolved: Resolved, headers: Mapping[str, PackageRequest], *, known: bool
+    situation: Situation,
+    way: str,
+    resolved: PackageSelection,
+    headers: Mapping[str, PackageRequest],
+    *,
+    known: bool,
 ) -> tuple[Decision, ...]:
     decisions = []
     if resolved.version:

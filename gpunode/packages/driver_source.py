@@ -346,7 +346,7 @@ _NVIDIA, _OTHERS = "NVIDIA's repository", "the distribution's own"
 
 
 @dataclass(frozen=True)
-class Resolved:
+class PackageSelection:
     """The packages with their versions, the driver's version, refusals and notes."""
 
     version: str = ""
@@ -362,26 +362,26 @@ def driver_version(version: str) -> str:
 
 def resolve(
     names: Sequence[Name], states: Mapping[str, PackageState], choice: Choice, route: Route, wish: Wish
-) -> Resolved:
+) -> PackageSelection:
     """The newest driver of the branch that is offered for all packages which must have its version."""
     offers = {package.name: _offers(states[package.name], route, package.exact) for package in names}
     left_out = [package.name for package in names if not package.must and not offers[package.name]]
     missing = [package.name for package in names if package.must and not offers[package.name]]
     notes = [f"{name} is left out: no repository offers it" for name in left_out]
     if missing:
-        return Resolved(refusals=(_missing(missing, choice, route),), notes=tuple(notes))
+        return PackageSelection(refusals=(_missing(missing, choice, route),), notes=tuple(notes))
     desired = [package for package in names if offers[package.name]]
     exact = {package.name: offers[package.name] for package in desired if package.exact}
     jump = _transitional(exact, choice)
     if jump is not None:
-        return Resolved(refusals=(jump,), notes=tuple(notes))
+        return PackageSelection(refusals=(jump,), notes=tuple(notes))
     shared = _shared([offers for name, offers in exact.items()], choice, wish)
     if not shared:
         optional = {package.name for package in desired if package.exact and not package.must}
         needed = {name: offers for name, offers in exact.items() if name not in optional}
         shared = _shared(list(needed.values()), choice, wish)
         if not shared or not optional:
-            return Resolved(refusals=(_nothing_shared(needed, choice, wish),), notes=tuple(notes))
+            return PackageSelection(refusals=(_nothing_shared(needed, choice, wish),), notes=tuple(notes))
         lagging = [name for name in optional if shared not in map(_own, exact[name])]
         notes += [f"{name} is left out: it isn't available in {shared}" for name in sorted(lagging)]
         desired = [package for package in desired if package.name not in lagging]
@@ -389,7 +389,7 @@ def resolve(
         _package(package, states[package.name], offers[package.name], shared) for package in desired
     )
     refusals = (*_hold_refusals(packages, states), *_disagreement(desired, states, route))
-    return Resolved(shared, packages, refusals, tuple(notes))
+    return PackageSelection(shared, packages, refusals, tuple(notes))
 
 
 def _offers(state: PackageState, route: Route, exact: bool) -> tuple[Available, ...]:

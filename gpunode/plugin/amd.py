@@ -24,11 +24,11 @@ from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import (
     Answer,
     Common,
-    Device,
-    DeviceNode,
+    ContainerDevice,
+    KubeletDevice,
     LeftOut,
-    Plan,
-    Sink,
+    ReportReceiver,
+    ResourcePlan,
     Snapshot,
     Unit,
     deselection,
@@ -48,7 +48,7 @@ KFD_NODE = "/dev/kfd"
 _OTHERS_NAME = "nvidia.com/gpu"  # the default in the settings where no resource name is configured
 
 
-def plan(settings: Settings, inventory: Inventory) -> Plan:
+def plan(settings: Settings, inventory: Inventory) -> ResourcePlan:
     """Resources and devices for this inventory. `ConfigError` if two entries of a sharing section name the
     same device, or a name isn't valid."""
     known, left_out = _known(inventory)
@@ -63,7 +63,7 @@ def plan(settings: Settings, inventory: Inventory) -> Plan:
     refusal = "MPS is NVIDIA's: share AMD GPUs with timeSlicing" if settings.shares_by_mps else ""
     shared = share(by_name, settings.sharing, lambda unit, entry: refusal)
     resources = tuple(replace(resource, common=Common((KFD_NODE,))) for resource in shared.resources)
-    return Plan(resources, (*left_out, *shared.left_out), (*warnings, *shared.warnings))
+    return ResourcePlan(resources, (*left_out, *shared.left_out), (*warnings, *shared.warnings))
 
 
 def _known(inventory: Inventory) -> tuple[list[AmdGpu], list[LeftOut]]:
@@ -96,9 +96,9 @@ def base_name(settings: Settings) -> str:
 
 def _by_resource_name(
     settings: Settings, units: Sequence[Unit], types: Mapping[str, str], left_out: list[LeftOut]
-) -> dict[str, list[Device]]:
+) -> dict[str, list[KubeletDevice]]:
     """Devices by resource name. Under `single` only interchangeable devices share one name."""
-    by_name: dict[str, list[Device]] = {}
+    by_name: dict[str, list[KubeletDevice]] = {}
     standard: list[Unit] = []
     for unit in units:
         kind = types[unit.gpu]
@@ -109,12 +109,12 @@ def _by_resource_name(
         if problem:
             left_out.append(LeftOut(unit.index, unit.id, problem))
         elif name:
-            by_name.setdefault(name, []).append(Device(unit.id, unit))
+            by_name.setdefault(name, []).append(KubeletDevice(unit.id, unit))
         else:
             standard.append(unit)
     alike = _alike(standard, types, base_name(settings), left_out)
     if alike:
-        by_name.setdefault(base_name(settings), []).extend(Device(unit.id, unit) for unit in alike)
+        by_name.setdefault(base_name(settings), []).extend(KubeletDevice(unit.id, unit) for unit in alike)
     return by_name
 
 
@@ -162,7 +162,7 @@ class AmdBackend:
         self._next_reading = 0.0
         self.waiting = "waiting for the amdgpu driver"
 
-    def run(self, sink: Sink, stop: Event) -> None:
+    def run(self, sink: ReportReceiver, stop: Event) -> None:
         """Traces are compared from time to time; everything is read again when they differ, or if something
         could not be read."""
         turn = min(_TURN_SECONDS, self._settings.rediscover_seconds)
@@ -180,10 +180,10 @@ class AmdBackend:
     def let_go(self) -> None:
         """Does nothing: no handle is kept open."""
 
-    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+    def plan(self, settings: Settings, inventory: Inventory) -> ResourcePlan:
         return plan(settings, inventory)
 
-    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+    def prepare(self, settings: Settings, inventory: Inventory, plan: ResourcePlan) -> None:
         """Does nothing: a container needs only device nodes."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
@@ -192,9 +192,9 @@ class AmdBackend:
         devices = requested_devices(snapshot, ids)
         own = (path for device in devices for path in device.unit.paths)
         paths = dict.fromkeys((*snapshot.resource.common.nodes, *own))
-        return Answer(nodes=tuple(DeviceNode(path, path) for path in paths))
+        return Answer(nodes=tuple(ContainerDevice(path, path) for path in paths))
 
-    def _turn(self, sink: Sink) -> None:
+    def _turn(self, sink: ReportReceiver) -> None:
         reason = missing(self._host)
         if reason:
             self.waiting = f"waiting for the AMD GPUs: {reason}"
@@ -212,11 +212,11 @@ class AmdBackend:
     def _conditions(self, inventory: Inventory) -> list[Reading]:
         return [read_condition(self._host, gpu) for gpu in inventory.gpus]
 
-    def _read(self, sink: Sink, readings: list[Reading], now: float) -> None:
+    def _read(self, sink: ReportReceiver, readings: list[Reading], now: float) -> None:
         self._next_reading = now + self._settings.health.poll_seconds
         sink.readings(readings)
 
-    def _look(self, sink: Sink, now: float) -> float:
+    def _look(self, sink: ReportReceiver, now: float) -> float:
         """Seconds until the next check, if nothing changes meanwhile: each change is checked twice.
 
         Errors are counted from before the GPUs are advertised, so that none that a container meets is missed.

@@ -24,10 +24,10 @@ from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.logfmt import Log, OnChange
 from gpunode.plugin.model import (
     Backend,
-    Device,
-    Plan,
+    KubeletDevice,
     Problem,
     Resource,
+    ResourcePlan,
     Snapshot,
     Unit,
     complete_inventory,
@@ -105,11 +105,11 @@ class Ledger:
         self._known: set[str] = set()
         self._left_out: dict[str, str] = {}
         self._units: tuple[tuple[Resource, tuple[Unit, ...]], ...] = ()  # of the plan
-        self._shown: tuple[Plan, Problems] | None = None
+        self._shown: tuple[ResourcePlan, Problems] | None = None
         self.settings = settings
         self.inventory: Inventory | None = None
         self.topology = Topology()
-        self.plan = Plan()
+        self.plan = ResourcePlan()
         self.planned = False  # the first plan is made: until then the empty one says nothing
         self.trouble = ""  # why the present GPUs can't be advertised with these settings
         self.config_trouble = ""  # why the present config file isn't the active one; see config/watch.py
@@ -293,7 +293,7 @@ def _with_problems(resource: Resource, problems: Problems) -> Resource:
     return replace(
         resource,
         devices=tuple(
-            Device(item.id, item.unit, unit_problems[item.unit.id])
+            KubeletDevice(item.id, item.unit, unit_problems[item.unit.id])
             if item.problem is None and item.unit.id in unit_problems
             else item
             for item in resource.devices

@@ -40,7 +40,7 @@ class Log:
 
 def open_log(stream: TextIO, environ: Mapping[str, str], log_format: str = "text") -> Log:
     """A log of whole lines on `stream`, for every thread; `log_format` is text or json."""
-    handler = _Handler(stream)
+    handler = _StreamHandler(stream)
     journal = _is_journal(stream, environ.get("JOURNAL_STREAM", ""))
     handler.setFormatter(LineFormatter(as_json=log_format == "json", journal=journal))
     return Log(handler)
@@ -51,7 +51,7 @@ def silent_log() -> Log:
     return Log(logging.NullHandler())
 
 
-class _Handler(logging.StreamHandler):  # type: ignore[type-arg] # generic only from Python 3.11 on
+class _StreamHandler(logging.StreamHandler):  # type: ignore[type-arg] # generic only from Python 3.11 on
     def handleError(self, record: logging.LogRecord) -> None:
         """Raise errors that are bugs of ours; a full disk or a closed stream must not stop the service."""
         error = sys.exc_info()[1]

@@ -120,7 +120,7 @@ class Problem(NamedTuple):
     logged: bool = False
 
 
-class Device(NamedTuple):
+class KubeletDevice(NamedTuple):
     """What the kubelet counts. `id` is the unit's id, with ``::N`` for a share of it."""
 
     id: str
@@ -155,7 +155,7 @@ class Resource:
     """
 
     name: str
-    devices: tuple[Device, ...] = ()
+    devices: tuple[KubeletDevice, ...] = ()
     sharing: str = "none"
     shares: int = 1
     single_share: bool = False
@@ -182,7 +182,7 @@ class LeftOut:
     unshareable: bool = False
 
 
-class Plan(NamedTuple):
+class ResourcePlan(NamedTuple):
     """What this node advertises: the pure result of inventory and settings. `problems` are in the devices."""
 
     resources: tuple[Resource, ...] = ()
@@ -198,11 +198,11 @@ class Snapshot:
     resource: Resource
 
     @property
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[KubeletDevice, ...]:
         return self.resource.devices
 
     @cached_property
-    def by_id(self) -> Mapping[str, Device]:
+    def by_id(self) -> Mapping[str, KubeletDevice]:
         return MappingProxyType({device.id: device for device in self.resource.devices})
 
     @cached_property
@@ -211,7 +211,7 @@ class Snapshot:
         return sum(device.healthy for device in self.resource.devices)
 
 
-class Mount(NamedTuple):
+class ContainerMount(NamedTuple):
     """A host path in the container."""
 
     host: str
@@ -219,7 +219,7 @@ class Mount(NamedTuple):
     read_only: bool = False
 
 
-class DeviceNode(NamedTuple):
+class ContainerDevice(NamedTuple):
     """A device node in the container; `permissions` of r, w, m."""
 
     host: str
@@ -232,8 +232,8 @@ class Answer:
     """What a container gets: the fields of ContainerAllocateResponse, free of protobuf."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
-    nodes: tuple[DeviceNode, ...] = ()
+    mounts: tuple[ContainerMount, ...] = ()
+    nodes: tuple[ContainerDevice, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi: tuple[str, ...] = ()
 
@@ -245,14 +245,14 @@ class AllocationError(GpunodeError):
     default_code = "invalid"
 
 
-# The backend of a vendor, and the sink that receives its events.
+# The backend of a vendor, and the receiver of its reports.
 #
 # `Backend` is NVIDIA (nvidia/), AMD (amd/) or a simulated node (simulate/). Its `run` loop, in its own
-# thread, reports to a `Sink` (the ledger) what it sees; the other methods are called by the ledger and the
-# RPC handlers, with values only, and must return quickly.
+# thread, reports what it sees to a `ReportReceiver` (the ledger); the other methods are called by the ledger
+# and the RPC handlers, with values only, and must return quickly.
 
 
-class Sink(Protocol):
+class ReportReceiver(Protocol):
     """Receives a backend's reports, from any thread."""
 
     def seen(self, inventory: Inventory, topology: Topology) -> None:
@@ -276,7 +276,7 @@ class Backend(Protocol):
     def waiting(self) -> str:
         """What the backend waits for, empty when GPUs are seen."""
 
-    def run(self, sink: Sink, stop: Event) -> None:
+    def run(self, sink: ReportReceiver, stop: Event) -> None:
         """Report the GPUs and their events to `sink`, until `stop`."""
 
     def hurry(self) -> None:
@@ -285,10 +285,10 @@ class Backend(Protocol):
     def let_go(self) -> None:
         """Close the driver for a while, so that it can be unloaded; safe in a signal handler."""
 
-    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+    def plan(self, settings: Settings, inventory: Inventory) -> ResourcePlan:
         """The resources of these GPUs. `ConfigError` if the settings aren't valid for this node."""
 
-    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+    def prepare(self, settings: Settings, inventory: Inventory, plan: ResourcePlan) -> None:
         """Make what containers will need (CDI specifications) before the plan is advertised."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:
@@ -390,7 +390,7 @@ _SHOWN = 8
 _SHOWN_CHARACTERS = 80
 
 
-def requested_devices(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
+def requested_devices(snapshot: Snapshot, ids: Sequence[str]) -> list[KubeletDevice]:
     """The devices with these ids. `AllocationError` names one that doesn't exist, with some that do, or one
     that is unhealthy, with the reason and what to do."""
     if not ids:
@@ -410,7 +410,7 @@ def requested_devices(snapshot: Snapshot, ids: Sequence[str]) -> list[Device]:
     return devices
 
 
-def _unhealthy(device: Device, problem: Problem) -> AllocationError:
+def _unhealthy(device: KubeletDevice, problem: Problem) -> AllocationError:
     fix = how_to_fix(problem.mend, device.unit.gpu, device.unit.index, os.getpid())
     return AllocationError(
         f"device {device.id} is unhealthy: {problem.reason}{f'; {fix}' if fix else ''}",
@@ -533,7 +533,7 @@ def how_to_fix(remedy: str, gpu: str, index: str, pid: int = 0) -> str:
 # Parts of the service beside the ledger and the kubelet links: each gets a turn a few times a second.
 
 
-class Part(Protocol):
+class ServicePart(Protocol):
     """MPS daemons, the config file's watch, the status file, the metrics server."""
 
     def tick(self, now: float) -> float | None:

@@ -16,7 +16,7 @@ from math import comb
 
 from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import SHARE_MARK, Device, Resource, Snapshot, Unit
+from gpunode.plugin.model import SHARE_MARK, KubeletDevice, Resource, Snapshot, Unit
 
 
 def prefer(
@@ -107,7 +107,9 @@ Matrix = Sequence[Sequence[int]]
 """Score of each two GPUs by position, symmetric."""
 
 
-def _aligned(free: Sequence[Device], fixed: Sequence[Device], need: int, links: Links) -> list[Device]:
+def _aligned(
+    free: Sequence[KubeletDevice], fixed: Sequence[KubeletDevice], need: int, links: Links
+) -> list[KubeletDevice]:
     devices = [*fixed, *free]
     matrix = [[0] * len(devices) for _ in devices]
     for (at, first), (before, second) in combinations(enumerate(devices), 2):
@@ -283,11 +285,13 @@ class _Counts:
 class _Shares:
     """One request: the free devices of each unit, by physical GPU, and those picked so far."""
 
-    def __init__(self, resource: Resource, free: Sequence[Device], fixed: Sequence[Device]) -> None:
+    def __init__(
+        self, resource: Resource, free: Sequence[KubeletDevice], fixed: Sequence[KubeletDevice]
+    ) -> None:
         requested = (resource.devices, free, fixed)
         self._units = _Counts(*([device.unit.id for device in group] for group in requested))
         self._gpus = _Counts(*([device.unit.gpu for device in group] for group in requested))
-        self._free: dict[str, dict[str, list[Device]]] = {}  # by GPU and unit; the next device is last
+        self._free: dict[str, dict[str, list[KubeletDevice]]] = {}  # by GPU and unit; the next device is last
         for unit in resource.units:
             self._free.setdefault(unit.gpu, {})[unit.id] = []
         for device in reversed(free):
@@ -295,11 +299,11 @@ class _Shares:
         self._numa = {unit.gpu: unit.numa for unit in resource.units}
         self._nodes = {device.unit.numa for device in fixed}
 
-    def pick(self, count: int, packed: bool) -> list[Device]:
+    def pick(self, count: int, packed: bool) -> list[KubeletDevice]:
         """At most `count` devices, one after the other; on a tie the first GPU and unit."""
         gpu_key = self._packed_gpu if packed else self._distributed_gpu
         unit_key = self._packed_unit if packed else self._distributed_unit
-        picked: list[Device] = []
+        picked: list[KubeletDevice] = []
         while len(picked) < count:
             gpus = [gpu for gpu in self._free if self._gpus.free[gpu]]
             if not gpus:
@@ -342,10 +346,12 @@ class _Shares:
 _MOST_SETS = 1000
 
 
-def _fewest_gpus(free: Sequence[Device], fixed: Sequence[Device], need: int, links: Links) -> list[Device]:
+def _fewest_gpus(
+    free: Sequence[KubeletDevice], fixed: Sequence[KubeletDevice], need: int, links: Links
+) -> list[KubeletDevice]:
     """`need` of `free`, which has more. GPUs of `fixed` come first; the GPU that is used last is the one with
     the most free partitions."""
-    by_gpu: dict[str, list[Device]] = {}
+    by_gpu: dict[str, list[KubeletDevice]] = {}
     for device in free:
         by_gpu.setdefault(device.unit.gpu, []).append(device)
     used = {device.unit.gpu for device in fixed}
@@ -358,13 +364,13 @@ def _fewest_gpus(free: Sequence[Device], fixed: Sequence[Device], need: int, lin
     return selected
 
 
-def _fullest_first(by_gpu: Mapping[str, Sequence[Device]], gpus: Collection[str]) -> list[str]:
+def _fullest_first(by_gpu: Mapping[str, Sequence[KubeletDevice]], gpus: Collection[str]) -> list[str]:
     """GPUs with few free partitions first; of equals the first by index."""
     return sorted((gpu for gpu in by_gpu if gpu in gpus), key=lambda gpu: len(by_gpu[gpu]))
 
 
 def _nearest_gpus(
-    by_gpu: Mapping[str, Sequence[Device]], fixed: Sequence[Device], need: int, links: Links
+    by_gpu: Mapping[str, Sequence[KubeletDevice]], fixed: Sequence[KubeletDevice], need: int, links: Links
 ) -> tuple[str, ...]:
     """The fewest GPUs with `need` free partitions: nearest to each other and to `fixed`, then with the fewest
     partitions left over. Where there are too many sets of GPUs, the best of the first ones."""

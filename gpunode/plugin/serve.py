@@ -20,7 +20,7 @@ from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.kubelet.server import Link, LinkContext, Observer, check_directory, socket_directories
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Backend, Part, Snapshot
+from gpunode.plugin.model import Backend, ServicePart, Snapshot
 from gpunode.plugin.service import Systemd
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class PluginService:
         self.backend = backend
         self.ledger = Ledger(backend, settings, checker, log, steady_clock())
         self.ledger.changed.append(self.wake)
-        self.parts: list[Part] = []
+        self.parts: list[ServicePart] = []
         self.links: Mapping[str, Link] = {}
         self.observers: list[Observer] = []
         self._context = LinkContext(host, settings, backend, self.ledger, log, self.observers, self.wake)

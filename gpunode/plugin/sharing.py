@@ -6,13 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpunode.errors import ConfigError
 from gpunode.plugin.config.settings import SharedResource, Sharing, resource_name_problem
-from gpunode.plugin.model import SHARE_MARK, Device, LeftOut, Plan, Resource, Unit, matcher, unmatched
+from gpunode.plugin.model import (
+    SHARE_MARK,
+    KubeletDevice,
+    LeftOut,
+    Resource,
+    ResourcePlan,
+    Unit,
+    matcher,
+    unmatched,
+)
 
 Refusal = Callable[[Unit, SharedResource], str]
 """Why a unit can't be shared as an entry says; empty if it can."""
 
 
-def share(by_name: Mapping[str, Sequence[Device]], sharing: Sharing | None, refusal: Refusal) -> Plan:
+def share(
+    by_name: Mapping[str, Sequence[KubeletDevice]], sharing: Sharing | None, refusal: Refusal
+) -> ResourcePlan:
     """Give each device that an entry of `sharing` names its shares, under the name in the entry.
 
     The plan has the resources in the order in which they were named, and what sharing leaves out of them.
@@ -20,11 +31,11 @@ def share(by_name: Mapping[str, Sequence[Device]], sharing: Sharing | None, refu
     isn't a valid resource name.
     """
     if sharing is None:
-        return Plan(tuple(Resource(name, tuple(devices)) for name, devices in by_name.items()))
+        return ResourcePlan(tuple(Resource(name, tuple(devices)) for name, devices in by_name.items()))
     warnings: list[str] = []
     entries = _assigned(by_name, sharing, warnings)
     left_out: list[LeftOut] = []
-    result: dict[str, list[Device]] = {}
+    result: dict[str, list[KubeletDevice]] = {}
     shares: dict[str, int] = {}
     for name, devices in by_name.items():
         for device in devices:
@@ -39,7 +50,7 @@ def share(by_name: Mapping[str, Sequence[Device]], sharing: Sharing | None, refu
             target = target_name(sharing, entry)
             result.setdefault(target, []).extend(_shares(device, entry.replicas))
             shares[target] = max(shares.get(target, 1), entry.replicas)
-    return Plan(tuple(_resources(result, shares, sharing)), tuple(left_out), tuple(warnings))
+    return ResourcePlan(tuple(_resources(result, shares, sharing)), tuple(left_out), tuple(warnings))
 
 
 def target_name(sharing: Sharing, entry: SharedResource) -> str:
@@ -64,7 +75,7 @@ def _section(sharing: Sharing) -> str:
 
 
 def _assigned(
-    by_name: Mapping[str, Sequence[Device]], sharing: Sharing, warnings: list[str]
+    by_name: Mapping[str, Sequence[KubeletDevice]], sharing: Sharing, warnings: list[str]
 ) -> dict[str, SharedResource]:
     """The entry of each device that has one, by its id. Lists choose first, then numbers, then `all`."""
     by_id: dict[str, SharedResource] = {}
@@ -105,10 +116,10 @@ def _merged(entries: Iterable[SharedResource], warnings: list[str]) -> list[Shar
 
 def _selected_devices(
     entry: SharedResource,
-    devices: Sequence[Device],
+    devices: Sequence[KubeletDevice],
     by_id: Mapping[str, SharedResource],
     warnings: list[str],
-) -> Sequence[Device]:
+) -> Sequence[KubeletDevice]:
     if entry.devices is None:
         return devices
     if isinstance(entry.devices, int):
@@ -125,7 +136,9 @@ def _selected_devices(
     return [device for device in devices if any(test(device.unit) for test in tests)]
 
 
-def _overlap(sharing: Sharing, first: SharedResource, second: SharedResource, device: Device) -> ConfigError:
+def _overlap(
+    sharing: Sharing, first: SharedResource, second: SharedResource, device: KubeletDevice
+) -> ConfigError:
     return ConfigError(
         f"sharing.{_section(sharing)}: device {device.unit.index} ({device.id}) is shared by two entries: "
         f"{_described(first)}; and {_described(second)}",
@@ -143,13 +156,13 @@ def _described(entry: SharedResource) -> str:
 # --- the result -----------------------------------------------------------------------------------------
 
 
-def _shares(device: Device, count: int) -> list[Device]:
+def _shares(device: KubeletDevice, count: int) -> list[KubeletDevice]:
     unit, problem = device.unit, device.problem
-    return [Device(f"{device.id}{SHARE_MARK}{number}", unit, problem) for number in range(count)]
+    return [KubeletDevice(f"{device.id}{SHARE_MARK}{number}", unit, problem) for number in range(count)]
 
 
 def _resources(
-    by_name: Mapping[str, Sequence[Device]], shares: Mapping[str, int], sharing: Sharing
+    by_name: Mapping[str, Sequence[KubeletDevice]], shares: Mapping[str, int], sharing: Sharing
 ) -> Iterable[Resource]:
     for name, devices in by_name.items():
         order = {device.unit.id: device.unit.order for device in devices}

@@ -182,7 +182,7 @@ def _split(command: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Applied:
+class ApplyOutcome:
     """The result. `seconds` is the restart's duration; `active` is None if the daemon wasn't queried."""
 
     journal: str = ""
@@ -192,7 +192,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Job:
+class EngineJob:
     """A plan with everything needed to carry it out and to roll it back.
 
     `is_active` judges the daemon's answer. Without a `restarter` only files are written.
@@ -208,7 +208,7 @@ class Job:
     context: Mapping[str, Any] = field(default_factory=dict)
 
 
-def apply(job: Job, journal: Journal) -> Applied:
+def apply(job: EngineJob, journal: Journal) -> ApplyOutcome:
     """Carry the plan out under the lock that the caller holds.
 
     `RolledBackError` if the daemon doesn't run with the new files and everything was rolled back, else
@@ -220,7 +220,7 @@ def apply(job: Job, journal: Journal) -> Applied:
         except DaemonError as error:
             look = job.restarter.look if job.restarter else ""
             raise DaemonError(error.message, hint=error.hint or look, code=error.code) from error
-        return Applied("", job.restarter is not None, seconds, active)
+        return ApplyOutcome("", job.restarter is not None, seconds, active)
     log: list[str] = []
 
     def restart(entry: Entry) -> None:
@@ -244,10 +244,10 @@ def apply(job: Job, journal: Journal) -> Applied:
             "\n".join(filter(None, (message, *log))),
             hint="correct what the daemon complains about, then run this again",
         ) from error
-    return Applied(change.open().id, job.restarter is not None, seconds, active)
+    return ApplyOutcome(change.open().id, job.restarter is not None, seconds, active)
 
 
-def _activate(job: Job) -> tuple[float, Active | None]:
+def _activate(job: EngineJob) -> tuple[float, Active | None]:
     """Restart or reload, and wait until the daemon reports the new configuration."""
     if job.restarter is None or job.plan.verb == "none":
         return 0.0, None
@@ -294,7 +294,9 @@ def wait_for_answer(engine: Engine, good: Callable[[Active], bool], patience: fl
         host.sleep(0.1)
 
 
-def roll_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: BaseException) -> None:
+def roll_back_all(
+    done: Sequence[tuple[EngineJob, ApplyOutcome]], journal: Journal, error: BaseException
+) -> None:
     """Roll back the engines that were changed before the one that failed with `error`, the last first."""
     problems: list[GpunodeError] = []
     written = [(job, applied) for job, applied in done if applied.journal]
@@ -318,7 +320,7 @@ def roll_back_all(done: Sequence[tuple[Job, Applied]], journal: Journal, error: 
 _ROLLED_BACK = (RolledBackError, NotRestoredError)
 
 
-def _restart_with_old_files(job: Job, entry: Entry) -> None:
+def _restart_with_old_files(job: EngineJob, entry: Entry) -> None:
     """Restart with the old files, if the daemon may have read the new ones.
 
     `GpunodeError` if it doesn't answer then.

@@ -19,11 +19,11 @@ from gpunode.runtime.containerd_check import ConfigReader
 from gpunode.runtime.containerd_files import (
     DROP_IN_NAME,
     NVIDIA_DROP_INS,
-    State,
+    ContainerdState,
     Texts,
     refuse_missing_import,
 )
-from gpunode.runtime.containerd_plan import Copies, Outcome, Replacement, configured
+from gpunode.runtime.containerd_plan import Copies, PlannedFiles, Replacement, configured
 from gpunode.runtime.engine import (
     PROGRAM,
     Active,
@@ -119,7 +119,9 @@ class ContainerdEngine:
         texts = {path: text for path, text in state.texts.items() if path not in copies}
         return Replacement(replace(state, texts=texts), containerd_plan.with_copied(desired, copies), copies)
 
-    def _about_drop_ins(self, state: State, copies: Copies, outcome: Outcome) -> tuple[str, ...]:
+    def _about_drop_ins(
+        self, state: ContainerdState, copies: Copies, outcome: PlannedFiles
+    ) -> tuple[str, ...]:
         """What generated copies hide, and NVIDIA's drop-ins that containerd does not read."""
         left = {path: copied for path, copied in copies.items() if path not in outcome.texts}
         unread = [path for path in self._unread_drop_ins(state.config) if path not in outcome.texts]
@@ -170,13 +172,13 @@ class ContainerdEngine:
                 hint=f"configure {manager}: gpunode configure-runtime --runtime {manager}",
             )
 
-    def _state(self, without: frozenset[str] = frozenset()) -> State:
+    def _state(self, without: frozenset[str] = frozenset()) -> ContainerdState:
         """What is known of the files, without those in `without`."""
         path = self.daemon.config_path
         config = load_config(self.host, path, self.daemon.version, without)
         drop_in = self.drop_in or f"{path.rpartition('/')[0]}/{DROP_IN_NAME}"
         texts = {name: self._text(name) for name in dict.fromkeys((path, *config.files, drop_in))}
-        return State(
+        return ContainerdState(
             config=config,
             texts=texts,
             effective=self._effective(config, texts, partly=bool(without)),

@@ -24,7 +24,7 @@ Texts = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
-class State:
+class ContainerdState:
     """The files and what is known of them.
 
     `texts` has every file that may be edited. `effective` is containerd's merged view, None if unknown.
@@ -201,7 +201,7 @@ def imported(config: ContainerdConfig, path: str) -> bool:
     )
 
 
-def entry(state: State) -> str:
+def entry(state: ContainerdState) -> str:
     """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it, or only the file.
 
     Only the file where the directory has files that containerd doesn't read: the glob would activate them.
@@ -225,7 +225,7 @@ def add(tree: Tree, pattern: str) -> None:
     tree["imports"] = [*tree.get("imports", []), pattern]
 
 
-def forget_imports(state: State, texts: dict[str, str | None]) -> None:
+def forget_imports(state: ContainerdState, texts: dict[str, str | None]) -> None:
     """Remove the entries that were made for files that `texts` deletes, unless another file needs them."""
     config = state.config
     deleted = [path for path, text in texts.items() if text is None]
@@ -258,7 +258,7 @@ def _patterns(tree: Tree) -> tuple[str, ...]:
 EACH_FILE_MIGRATED = (2, 3)
 
 
-def refuse(state: State) -> None:
+def refuse(state: ContainerdState) -> None:
     """`ConfigError` for the first thing that containerd can't load, or would misread."""
     for path in state.config.files:
         refuse_wrong_types(state.config.trees[path], path, state.texts[path])
@@ -301,7 +301,7 @@ def _wrong(path: str, text: str, keys: tuple[str, ...], name: str) -> ConfigErro
     )
 
 
-def _refuse_byte_order_mark(state: State) -> None:
+def _refuse_byte_order_mark(state: ContainerdState) -> None:
     """containerd 1 skips it, 2 reads it as the first key's first character."""
     marked = [path for path in state.config.files if state.texts[path].startswith(BYTE_ORDER_MARK)]
     if marked and state.release >= (2,):
@@ -311,7 +311,7 @@ def _refuse_byte_order_mark(state: State) -> None:
         )
 
 
-def _refuse_unread_version(state: State) -> None:
+def _refuse_unread_version(state: ContainerdState) -> None:
     """A version that this containerd can't read; 1.6 would silently ignore the tables."""
     newest = state.newest_version
     if not state.release or state.release >= (3,):
@@ -327,7 +327,7 @@ def _refuse_unread_version(state: State) -> None:
             )
 
 
-def refuse_missing_import(state: State, texts: Texts) -> None:
+def refuse_missing_import(state: ContainerdState, texts: Texts) -> None:
     """`ConfigError` if a file still imports, by its exact name, a file that is missing after the change.
 
     `texts` are the new texts of the files that the change writes (None: removed). containerd does not start
@@ -346,7 +346,7 @@ def refuse_missing_import(state: State, texts: Texts) -> None:
         )
 
 
-def _refuse_mixed_versions(state: State) -> None:
+def _refuse_mixed_versions(state: ContainerdState) -> None:
     """Files of several versions, all read in the version of the last: tables of the others are lost."""
     config = state.config
     if not state.release or state.release >= EACH_FILE_MIGRATED or not config.exists:
@@ -378,7 +378,7 @@ def short_names(config_main: Tree) -> list[str]:
     ]
 
 
-def refuse_ignored_version_1(state: State, what: str) -> ConfigError:
+def refuse_ignored_version_1(state: ContainerdState, what: str) -> ConfigError:
     """containerd 2.0 to 2.2 read a file of version 1 without its CRI settings, and so does their migrate."""
     path = state.config.path
     line = line_of_key(state.texts.get(path, ""), ("version",)) or 1

@@ -20,7 +20,7 @@ from gpunode.output.result import some_of
 from gpunode.runtime import containerd_files, toml_edit
 from gpunode.runtime.containerd_files import (
     EACH_FILE_MIGRATED,
-    State,
+    ContainerdState,
     Texts,
     cri_of,
     forget_imports,
@@ -40,7 +40,7 @@ from gpunode.runtime.toml_edit import Changes
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlannedFiles:
     """New text of every file that changes (None: removed), the main file's version, and notes."""
 
     texts: Texts
@@ -53,12 +53,12 @@ class Outcome:
 class _Draft:
     """The new files, changed step by step."""
 
-    state: State
+    state: ContainerdState
     changes: Changes = field(default_factory=Changes)
     notes: list[str] = field(default_factory=list)
 
 
-def configured(state: State, desired: DesiredConfig) -> Outcome:
+def configured(state: ContainerdState, desired: DesiredConfig) -> PlannedFiles:
     """The files' new texts with the desired configuration; `ConfigError` if that isn't possible."""
     refuse(state)
     outcome = _configured(state, desired)
@@ -66,19 +66,19 @@ def configured(state: State, desired: DesiredConfig) -> Outcome:
     return outcome
 
 
-def _configured(state: State, desired: DesiredConfig) -> Outcome:
+def _configured(state: ContainerdState, desired: DesiredConfig) -> PlannedFiles:
     version = _version(state)
     notes = _about_cdi(state, desired)
     off = state.config.disabled and desired.handlers
     tables = _tables(state, desired, systemd_cgroup=False)
     if not off and _is_there(state, desired, tables):
-        return Outcome({}, state.config.version, notes)
+        return PlannedFiles({}, state.config.version, notes)
     draft = _Draft(state, notes=list(notes))
     _bring_main_up(draft, version)
     switched_on = bool(desired.handlers) and _enable_cri(draft)
     systemd_cgroup = _needs_systemd_cgroup(draft, switched_on=switched_on)
     _add(draft, desired, version, systemd_cgroup)
-    return Outcome(
+    return PlannedFiles(
         draft.changes.texts(state.texts),
         version,
         tuple(draft.notes),
@@ -86,7 +86,7 @@ def _configured(state: State, desired: DesiredConfig) -> Outcome:
     )
 
 
-def _version(state: State) -> int:
+def _version(state: ContainerdState) -> int:
     """The main file's version; a missing file, or one without version and plugins, gets the newest."""
     config = state.config
     if config.version != 1:
@@ -156,7 +156,7 @@ def _needs_systemd_cgroup(draft: _Draft, *, switched_on: bool) -> bool:
     return False
 
 
-def _tables(state: State, desired: DesiredConfig, *, systemd_cgroup: bool) -> dict[str, Tree]:
+def _tables(state: ContainerdState, desired: DesiredConfig, *, systemd_cgroup: bool) -> dict[str, Tree]:
     return {
         handler.name: runtime_table(state.config, state.effective, handler, systemd_cgroup)
         for handler in desired.handlers
@@ -192,7 +192,7 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
         draft.changes.add(state.config.path, lambda tree: containerd_files.add(tree, entry))
 
 
-def _plugin(state: State, version: int) -> str:
+def _plugin(state: ContainerdState, version: int) -> str:
     """The name of the CRI's table in the file that is edited.
 
     containerd 2 ignores a version 2 file's snapshotter as long as the file has no runtimes (the migration of
@@ -207,7 +207,7 @@ def _plugin(state: State, version: int) -> str:
     return CRI_PLUGINS[min(version, 3)]
 
 
-def _starts_afresh(state: State, desired: DesiredConfig, version: int) -> bool:
+def _starts_afresh(state: ContainerdState, desired: DesiredConfig, version: int) -> bool:
     """Whether the drop-in's old content is replaced: it isn't read, or has another version.
 
     `ConfigError` if it is neither empty nor NVIDIA's nor only about the desired runtimes.
@@ -226,7 +226,7 @@ def _starts_afresh(state: State, desired: DesiredConfig, version: int) -> bool:
     )
 
 
-def _is_there(state: State, desired: DesiredConfig, tables: Mapping[str, Tree]) -> bool:
+def _is_there(state: ContainerdState, desired: DesiredConfig, tables: Mapping[str, Tree]) -> bool:
     """Whether the merged files already have all this, from any author."""
     config = state.config
     default = desired.default in ("", config.default_runtime)
@@ -234,7 +234,7 @@ def _is_there(state: State, desired: DesiredConfig, tables: Mapping[str, Tree]) 
     return there and default and (state.config.has_cdi or not desired.cdi)
 
 
-def _about_cdi(state: State, desired: DesiredConfig) -> tuple[str, ...]:
+def _about_cdi(state: ContainerdState, desired: DesiredConfig) -> tuple[str, ...]:
     if not desired.cdi:
         return ()
     notes = []
@@ -253,7 +253,7 @@ def _about_cdi(state: State, desired: DesiredConfig) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _destination(state: State, desired: DesiredConfig, plugin: str) -> str:
+def _destination(state: ContainerdState, desired: DesiredConfig, plugin: str) -> str:
     """The file to edit (docs/containerd.md). With --replace on containerd 2 the drop-in has the path of the
     first generated copy."""
     with_cri = _files_with_cri(state, plugin)
@@ -272,7 +272,7 @@ def _destination(state: State, desired: DesiredConfig, plugin: str) -> str:
     return state.drop_in if state.deep else state.config.path
 
 
-def _files_with_cri(state: State, plugin: str) -> tuple[str, ...]:
+def _files_with_cri(state: ContainerdState, plugin: str) -> tuple[str, ...]:
     config = state.config
     return tuple(
         name for name in config.files if isinstance(dig(config.trees[name], "plugins", plugin), dict)
@@ -299,12 +299,12 @@ Copies = Mapping[str, GeneratedCopy]
 class Replacement:
     """The state without the copies, the desired configuration then, and the copies themselves."""
 
-    state: State
+    state: ContainerdState
     desired: DesiredConfig
     copies: Copies
 
 
-def copies(state: State) -> Copies:
+def copies(state: ContainerdState) -> Copies:
     """The generated copies among the files that containerd reads, by path."""
     config = state.config
     result = {}
@@ -326,7 +326,7 @@ def _merged_without(config: ContainerdConfig, left_out: str) -> Tree:
     return merged
 
 
-def drift(state: State, by_path: Copies) -> tuple[str, ...]:
+def drift(state: ContainerdState, by_path: Copies) -> tuple[str, ...]:
     """What the copies hide, as text for the user; nothing about a copy that hides nothing."""
     notes = []
     for path, copied in by_path.items():
@@ -343,7 +343,7 @@ def drift(state: State, by_path: Copies) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _hidden(state: State, others: Tree, path: str, key: tuple[str, ...]) -> str:
+def _hidden(state: ContainerdState, others: Tree, path: str, key: tuple[str, ...]) -> str:
     plugin = state.config.plugin
     copied = dig(state.config.trees[path], "plugins", plugin, *key)
     return f"{'.'.join(key)} ({copied!r} there, {dig(others, 'plugins', plugin, *key)!r} otherwise)"
@@ -363,7 +363,7 @@ def with_copied(desired: DesiredConfig, by_path: Copies) -> DesiredConfig:
     return replace(desired, handlers=tuple(ordered), set_as_default=bool(default), cdi=cdi)
 
 
-def without_copies(replacement: Replacement) -> Outcome:
+def without_copies(replacement: Replacement) -> PlannedFiles:
     """A minimal configuration instead of the copies, with notes on what changes."""
     state, by_path = replacement.state, replacement.copies
     outcome = configured(state, replacement.desired)
@@ -393,8 +393,8 @@ SameMeaning = Callable[[Texts, Texts], bool | None]
 
 
 def removed(
-    state: State, unwanted: UnwantedConfig, same_meaning: SameMeaning, unread: Mapping[str, str]
-) -> Outcome:
+    state: ContainerdState, unwanted: UnwantedConfig, same_meaning: SameMeaning, unread: Mapping[str, str]
+) -> PlannedFiles:
     """New text of every file with one of the runtimes; None for a drop-in that is no longer needed.
 
     `unread` has the text of drop-ins that containerd does not read.
@@ -414,7 +414,7 @@ def removed(
         *_drop_unread(unread, unwanted.names, texts),
     ]
     forget_imports(state, texts)
-    return Outcome(texts, state.config.version, tuple(notes))
+    return PlannedFiles(texts, state.config.version, tuple(notes))
 
 
 def take_out(tree: Tree, unwanted: UnwantedConfig, *, deep: bool = False) -> None:
@@ -458,7 +458,7 @@ def _is_nvidias(table: object) -> bool:
     return any(isinstance(program, str) and is_nvidia_program(program) for program in programs)
 
 
-def _restore_default(state: State, unwanted: UnwantedConfig, texts: dict[str, str | None]) -> None:
+def _restore_default(state: ContainerdState, unwanted: UnwantedConfig, texts: dict[str, str | None]) -> None:
     """Set the previous default where the runtime was the default, unless another file sets it already."""
     config, previous = state.config, unwanted.previous_default
     if not previous or config.named_default not in unwanted.names:
@@ -489,7 +489,7 @@ def _default_of(config: ContainerdConfig, texts: Texts) -> str:
 
 
 def _drop_copies(
-    state: State, names: tuple[str, ...], same_meaning: SameMeaning, texts: dict[str, str | None]
+    state: ContainerdState, names: tuple[str, ...], same_meaning: SameMeaning, texts: dict[str, str | None]
 ) -> list[str]:
     """Delete generated copies if the rest only repeats the other files or containerd's defaults."""
     notes = []
@@ -507,7 +507,7 @@ def _drop_copies(
     return notes
 
 
-def _still_hides(state: State, path: str, by_path: Copies) -> str:
+def _still_hides(state: ContainerdState, path: str, by_path: Copies) -> str:
     keys = [".".join(key) for key in (*by_path[path].shadowed, *(() if state.deep else by_path[path].lost))]
     what = f"still hides {', '.join(keys[:5])}" if keys else "has settings that no other file has"
     return (

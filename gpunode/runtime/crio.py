@@ -136,7 +136,7 @@ _LEFTOVER = "99-nvidia"
 
 
 @dataclass(frozen=True)
-class State:
+class CrioState:
     """The files before planning. `drop_in` is the path of gpunode's own file, existing or not.
 
     `unread` are files in places that CRI-O ignores. `missing` are monitor paths that don't exist; `conmon` is
@@ -152,10 +152,10 @@ class State:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _DraftWork:
     """The new files, changed step by step."""
 
-    state: State
+    state: CrioState
     gone: tuple[CrioFile, ...]
     changes: Changes = field(default_factory=Changes)
     notes: list[str] = field(default_factory=list)
@@ -191,11 +191,11 @@ def is_leftover(path: str, drop_in: str) -> bool:
     return path != drop_in and path.rpartition("/")[2].lstrip(".").startswith(_LEFTOVER)
 
 
-def configured(state: State, desired: DesiredConfig) -> Draft:
+def configured(state: CrioState, desired: DesiredConfig) -> Draft:
     """The files with the handlers; unchanged if there are none to register."""
     if not desired.handlers:
         return Draft({})
-    work = _Work(state, _leftovers(state))
+    work = _DraftWork(state, _leftovers(state))
     base = base_handler(state.config, state.version, desired.names)
     for handler in desired.handlers:
         existing = {} if desired.replace else as_dict(state.config.handlers.get(handler.name))
@@ -208,12 +208,12 @@ def configured(state: State, desired: DesiredConfig) -> Draft:
     return Draft(work.texts(), previous, tuple(work.notes))
 
 
-def _leftovers(state: State) -> tuple[CrioFile, ...]:
+def _leftovers(state: CrioState) -> tuple[CrioFile, ...]:
     leftovers = (file for file in state.config.files if is_leftover(file.path, state.drop_in))
     return tuple(file for file in (*leftovers, *state.unread) if only_nvidias(file))
 
 
-def _carry_over(work: _Work, desired: DesiredConfig) -> None:
+def _carry_over(work: _DraftWork, desired: DesiredConfig) -> None:
     """Move to the drop-in what only a leftover has defined, unless its removal was requested."""
     for file in work.gone:
         read = file not in work.state.unread
@@ -224,7 +224,7 @@ def _carry_over(work: _Work, desired: DesiredConfig) -> None:
                 _put(work, name, work.state.config.handlers[name])
 
 
-def _put(work: _Work, name: str, table: Tree) -> None:
+def _put(work: _DraftWork, name: str, table: Tree) -> None:
     """Set the handler's table, unless the other files already have it."""
     if means(work.left.handlers.get(name), table):
         return
@@ -246,7 +246,7 @@ def _runtime_of(tree: Tree) -> Tree:
     return table
 
 
-def _set_default(work: _Work, desired: DesiredConfig) -> str:
+def _set_default(work: _DraftWork, desired: DesiredConfig) -> str:
     """Make the handler the default, or keep a leftover's; return the default that was replaced."""
     before = work.state.config.named_default
     now = desired.default or before
@@ -264,7 +264,7 @@ def _set_default(work: _Work, desired: DesiredConfig) -> str:
     return before if before != now else ""
 
 
-def removed(state: State, unwanted: UnwantedConfig) -> Draft:
+def removed(state: CrioState, unwanted: UnwantedConfig) -> Draft:
     """The files without the handlers, from any author; gpunode's file is removed if it is then empty."""
     config = state.config
     left = {name for name in config.handlers if name not in unwanted.names}
@@ -477,14 +477,16 @@ class CrioEngine:
 
     # --- the files ---------------------------------------------------------------------------------------
 
-    def _state(self) -> State:
+    def _state(self) -> CrioState:
         path = self.own_path
         config = load_crio(self.host, self.daemon.config_path, self.directory)
         for file in config.files:
             decode(self.host.read_bytes(file.path), file.path)  # a file that CRI-O can't read isn't edited
         monitors = {str(table.get("monitor_path", "")) for table in config.handlers.values()} - {""}
         missing = tuple(monitor for monitor in monitors if not self.host.exists(monitor))
-        return State(config, path, self.daemon.version, self._unread(config), missing, self._conmon(config))
+        return CrioState(
+            config, path, self.daemon.version, self._unread(config), missing, self._conmon(config)
+        )
 
     def _unread(self, config: CrioConfig) -> tuple[CrioFile, ...]:
         """NVIDIA's file in the place where nvidia-ctk wrote it until 1.19, which CRI-O ignores."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.effective import Configured
+from gpunode.facts.effective import EngineSettings
 from gpunode.facts.registry import ENGINES
 from gpunode.runtime.engine import Active, Engine
 
@@ -39,7 +39,9 @@ class Remedies:
     restart: str
 
 
-def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Remedies) -> tuple[Drift, ...]:
+def drift(
+    daemon: Daemon, files: EngineSettings, active: Active | None, remedies: Remedies
+) -> tuple[Drift, ...]:
     """All differences.
 
     None are known where the files can't be read; only those of copies if no daemon was queried.
@@ -62,7 +64,7 @@ def drift(daemon: Daemon, files: Configured, active: Active | None, remedies: Re
     return tuple(drifts)
 
 
-def _handlers(files: Configured, active: Active, remedies: Remedies) -> Iterator[Drift]:
+def _handlers(files: EngineSettings, active: Active, remedies: Remedies) -> Iterator[Drift]:
     for handler in files.handlers:
         now = active.paths.get(handler.name, "")
         if handler.name not in active.handlers:
@@ -79,7 +81,7 @@ def _handlers(files: Configured, active: Active, remedies: Remedies) -> Iterator
             yield Drift("not-in-file", name, explanation.lstrip(), remedies.restart)
 
 
-def _default(daemon: Daemon, files: Configured, active: Active, remedies: Remedies) -> Iterator[Drift]:
+def _default(daemon: Daemon, files: EngineSettings, active: Active, remedies: Remedies) -> Iterator[Drift]:
     expected = files.default or own_default(daemon)
     if expected and active.default and expected != active.default:
         where = "in the file" if files.default else "the engine's own, as no file names one"
@@ -96,7 +98,7 @@ def own_default(daemon: Daemon) -> str:
     return ENGINES[daemon.name].default_handler
 
 
-def _copies(daemon: Daemon, files: Configured) -> Iterator[Drift]:
+def _copies(daemon: Daemon, files: EngineSettings) -> Iterator[Drift]:
     """Settings of a generated drop-in that the main file has changed since."""
     replaced = daemon.version < _MERGES_DEEPLY
     name = daemon.manager or daemon.name
@@ -118,22 +120,22 @@ SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within
 
 
 @dataclass(frozen=True)
-class Answer:
+class DaemonAnswer:
     """A daemon's answer, or in `silence` why there is none."""
 
     active: Active | None = None
     silence: str = ""
 
 
-def query_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Answer, ...]:
+def query_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[DaemonAnswer, ...]:
     """The answers, in the engines' order, after `seconds` at most; a late one counts as silent."""
-    answers: dict[int, Answer] = {}
+    answers: dict[int, DaemonAnswer] = {}
 
     def query(number: int, engine: Engine) -> None:
         try:
-            answers[number] = Answer(engine.query())
+            answers[number] = DaemonAnswer(engine.query())
         except GpunodeError as error:
-            answers[number] = Answer(None, error.message)
+            answers[number] = DaemonAnswer(None, error.message)
 
     # daemon threads: one that hangs in a socket must not keep the program from exiting
     threads = [threading.Thread(target=query, args=pair, daemon=True) for pair in enumerate(engines)]
@@ -142,5 +144,5 @@ def query_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Answ
     deadline = engines[0].host.monotonic() + seconds if engines else 0.0
     for thread, engine in zip(threads, engines, strict=True):
         thread.join(max(0.0, deadline - engine.host.monotonic()))
-    late = Answer(None, f"no answer within {seconds:g} seconds")
+    late = DaemonAnswer(None, f"no answer within {seconds:g} seconds")
     return tuple(answers.get(number, late) for number in range(len(engines)))

@@ -21,7 +21,7 @@ _BLANK = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
-class _Member:
+class _KeySpan:
     key: str
     start: int  # of the key's quote
     value: int
@@ -32,9 +32,9 @@ class _Member:
 class _Object:
     start: int  # of the opening brace
     end: int  # after the closing brace
-    members: tuple[_Member, ...]
+    members: tuple[_KeySpan, ...]
 
-    def member(self, key: str) -> _Member | None:
+    def member(self, key: str) -> _KeySpan | None:
         return next((member for member in self.members if member.key == key), None)
 
 
@@ -98,7 +98,7 @@ def _skip(text: str, position: int) -> int:
 def _scan(text: str, start: int) -> _Object:
     """The positions of the members of the object at `start`; the text is known to be valid JSON."""
     decoder = json.JSONDecoder()
-    members: list[_Member] = []
+    members: list[_KeySpan] = []
     position = _skip(text, start + 1)
     while text[position] != "}":
         if text[position] == ",":
@@ -106,7 +106,7 @@ def _scan(text: str, start: int) -> _Object:
         key, after_key = decoder.raw_decode(text, position)
         value = _skip(text, _skip(text, after_key) + 1)
         end = decoder.raw_decode(text, value)[1]
-        members.append(_Member(key, position, value, end))
+        members.append(_KeySpan(key, position, value, end))
         position = _skip(text, end)
     return _Object(start, position + 1, tuple(members))
 

@@ -16,8 +16,8 @@ from gpunode.host.transaction import attempt, begin
 from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text, change_blocks, many
 from gpunode.runtime import find
 from gpunode.runtime.apply import (
-    Applied,
-    Job,
+    ApplyOutcome,
+    EngineJob,
     Restarter,
     apply,
     engine_restart,
@@ -99,7 +99,7 @@ def combined(results: Sequence[Result]) -> Result:
     )
 
 
-def report(task: Task, applied: Applied, request: Request, notes: tuple[str, ...]) -> Result:
+def report(task: Task, applied: ApplyOutcome, request: Request, notes: tuple[str, ...]) -> Result:
     """The result of a plan that was carried out, or would be."""
     engine, plan, restarter, kind = task.engine, task.plan, task.restarter, task.intent.kind
     pending = bool(plan.changed) or plan.verb != "none"
@@ -271,13 +271,13 @@ def _carry_out(
         refuse(task.engine, task.plan, task.active, task.restarter, request)
         own = task.plan.own
         checked.append(task.engine.validate(own, task.intent.expected) if own.changed else ())
-    done: list[tuple[Job, Applied]] = []
+    done: list[tuple[EngineJob, ApplyOutcome]] = []
 
     def each() -> None:
         for task in tasks:
             job = _job(request, task, progress)
             acts = task.plan.changed or (task.plan.verb != "none" and job.restarter is not None)
-            done.append((job, apply(job, journal) if acts else Applied(active=task.active)))
+            done.append((job, apply(job, journal) if acts else ApplyOutcome(active=task.active)))
 
     attempt(each, lambda error: roll_back_all(done, journal, error))
     for task in tasks:
@@ -288,7 +288,7 @@ def _carry_out(
     ]
 
 
-def _job(request: Request, task: Task, progress: Progress) -> Job:
+def _job(request: Request, task: Task, progress: Progress) -> EngineJob:
     engine, plan, intent, active = task.engine, task.plan, task.intent, task.active
     acts = engine.host.live and not request.no_restart
     context = {
@@ -306,7 +306,7 @@ def _job(request: Request, task: Task, progress: Progress) -> Job:
         "units": list(plan.units),
         "cdi": list(intent.cdi),
     }
-    return Job(
+    return EngineJob(
         engine=engine,
         plan=plan,
         operation=intent.operation,
@@ -333,7 +333,7 @@ def _foreseen(task: Task, request: Request, notes: tuple[str, ...]) -> Result:
             *notes,
             f"not validated yet: a real run has {plan.engine} check the new file before it is written",
         )
-    result = report(task, Applied(active=active), request, notes)
+    result = report(task, ApplyOutcome(active=active), request, notes)
     if not refusals:
         return result
     return replace(result, status="fail", exit_code=ExitCode.PRECONDITION, errors=tuple(refusals))

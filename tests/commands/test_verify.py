@@ -14,7 +14,7 @@ from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.output.typed import plain
-from gpunode.runtime.verify.container import CdiReading, ContainerOutcome, ContainerRequest, Way
+from gpunode.runtime.verify.container import CdiReading, ContainerOutcome, ContainerRequest, GpuAccess
 from tests.cli import gpunode
 from tests.gpu_node import host_of
 from tests.silent import SilentProgress
@@ -186,7 +186,7 @@ def test_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
 def test_vectoradd_of_an_image_passes_only_with_its_success_message(monkeypatch):
     """The container engines are tested where they run; here only the outcome matters, so it is fixed."""
     passed = ContainerOutcome(
-        0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, Way(CdiReading("docker"), "nvidia")
+        0, "[Vector addition]\nTest PASSED\nDone\n", "", 1.0, GpuAccess(CdiReading("docker"), "nvidia")
     )
     for outcome, code in (
         (passed, 0),
@@ -212,7 +212,7 @@ def test_device_names_of_the_host_are_passed_into_the_container(make_node, monke
         requests.append(request)
         done = host.run((sys.executable, *request.argv), timeout=request.timeout)
         return ContainerOutcome(
-            done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
+            done.code, done.stdout, done.stderr, 1.0, GpuAccess(CdiReading(request.engine), "nvidia")
         )
 
     monkeypatch.setattr(verify, "run_program", run_here)
@@ -240,7 +240,7 @@ def test_container_with_fewer_devices_than_the_host_fails_and_names_them(
     def run_here(host, request, progress):
         done = host.run((sys.executable, *request.argv), timeout=request.timeout, env=less.env)
         return ContainerOutcome(
-            done.code, done.stdout, done.stderr, 1.0, Way(CdiReading(request.engine), "nvidia")
+            done.code, done.stdout, done.stderr, 1.0, GpuAccess(CdiReading(request.engine), "nvidia")
         )
 
     monkeypatch.setattr(verify, "run_program", run_here)

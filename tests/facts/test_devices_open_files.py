@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.devices import CONTROL_MINOR, Opened, opened
+from gpunode.facts.devices import CONTROL_MINOR, OpenDevices, open_devices
 from gpunode.facts.gpu_use import GpuUsers, gpu_users
 from gpunode.facts.node import Node
 from gpunode.host import Host
@@ -19,18 +19,20 @@ AS_GPU, AS_UVM, AS_CAPS = {"nvidia": 1}, {"nvidia-uvm": 1}, {"nvidia-caps": 1}
 @pytest.mark.parametrize(
     ("majors", "expected"),
     [
-        (AS_GPU, Opened(frozenset({3, 5}))),
-        (AS_UVM, Opened(control=True)),
-        (AS_CAPS, Opened(caps=frozenset({3, 5}))),
-        ({"nvidia": 195, "nvidia-uvm": 511}, Opened()),
-        ({}, Opened()),
+        (AS_GPU, OpenDevices(frozenset({3, 5}))),
+        (AS_UVM, OpenDevices(control=True)),
+        (AS_CAPS, OpenDevices(caps=frozenset({3, 5}))),
+        ({"nvidia": 195, "nvidia-uvm": 511}, OpenDevices()),
+        ({}, OpenDevices()),
     ],
 )
-def test_device_is_recognized_by_its_number(tmp_path: Path, majors: dict[str, int], expected: Opened) -> None:
+def test_device_is_recognized_by_its_number(
+    tmp_path: Path, majors: dict[str, int], expected: OpenDevices
+) -> None:
     fake = tmp_path / "nvidia0"
     fake.touch()
     with open("/dev/null"), open("/dev/zero"), fake.open():
-        found = opened(Host(), os.getpid(), majors)
+        found = open_devices(Host(), os.getpid(), majors)
     assert found is not None and found.caps >= expected.caps and found.gpus >= expected.gpus
     assert (bool(found), found.control) == (bool(expected), expected.control)
 
@@ -41,9 +43,9 @@ def test_recorded_device_is_recognized_by_its_name(tmp_path: Path) -> None:
     files = ("nvidia3 (deleted)", "nvidia-caps/nvidia-cap31", "nvidiactl", "null", "nvidia-modeset")
     for number, name in enumerate(files):
         (place / str(number)).symlink_to(f"/dev/{name}")
-    expected = Opened(frozenset({3}), frozenset({31}), control=True)
-    assert opened(Host(root=tmp_path), 7, {}) == expected
-    assert opened(Host(root=tmp_path), 8, {}) == Opened(), "the process is gone"
+    expected = OpenDevices(frozenset({3}), frozenset({31}), control=True)
+    assert open_devices(Host(root=tmp_path), 7, {}) == expected
+    assert open_devices(Host(root=tmp_path), 8, {}) == OpenDevices(), "the process is gone"
     assert CONTROL_MINOR not in expected.gpus
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.facts.bulletins import end_of_life, maintained_branches
 from gpunode.facts.driver import branch
-from gpunode.facts.driver_targets import DROPPED, FLAVOUR, TOO_NEW, supports, unsuited
+from gpunode.facts.driver_targets import DROPPED, FLAVOUR, TOO_NEW, supports, unsupported_gpus
 from gpunode.facts.pci import PciGpu
 from gpunode.facts.tables import table
 from tests.required import required
@@ -36,12 +36,14 @@ def gpu(device_id, driver=None):
     ],
 )
 def test_gpu_without_an_owner_is_matched_with_its_driver(device_id, version, opened, reason):
-    found = [one.reason for one in unsuited((gpu(device_id),), version, opened)]
+    found = [one.reason for one in unsupported_gpus((gpu(device_id),), version, opened)]
     assert found == ([reason] if reason else [])
 
 
 def test_gpu_bound_to_a_driver_is_supported_whatever_the_table_says():
-    assert list(unsuited((gpu("0x1db6", "nvidia"), gpu("0x1db6", "vfio-pci")), "595.71.05", True)) == []
+    assert (
+        list(unsupported_gpus((gpu("0x1db6", "nvidia"), gpu("0x1db6", "vfio-pci")), "595.71.05", True)) == []
+    )
 
 
 def test_table_has_no_gap_that_changes_the_verdict_of_an_id():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.images import Condition, numbers, parse, satisfied
+from gpunode.facts.images import Comparison, numbers, parse, satisfied
 
 IMAGE = (  # nvidia/cuda:12.6.3-base, shortened
     "cuda>=12.6 brand=unknown,driver>=470,driver<471 brand=nvidia,driver>=470,driver<471 "
@@ -73,12 +73,12 @@ def test_expression_that_the_runtime_refuses_is_refused(text):
 
 VERSION = st.lists(st.integers(0, 999), min_size=1, max_size=4).map(lambda parts: ".".join(map(str, parts)))
 COMPARED = st.builds(
-    Condition,
+    Comparison,
     st.sampled_from(["cuda", "driver", "arch"]),
     st.sampled_from(["=", "!=", "<", "<=", ">", ">="]),
     VERSION,
 )
-BRANDED = st.builds(Condition, st.just("brand"), st.sampled_from(["=", "!="]), st.sampled_from(["a", "b"]))
+BRANDED = st.builds(Comparison, st.just("brand"), st.sampled_from(["=", "!="]), st.sampled_from(["a", "b"]))
 GROUPS = st.lists(st.lists(COMPARED | BRANDED, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple)
 FACTS = st.fixed_dictionaries(
     {"cuda": VERSION, "driver": VERSION, "arch": VERSION, "brand": st.sampled_from(["a", "b"])}
@@ -94,7 +94,7 @@ def test_printed_conditions_parse_to_themselves(groups):
 def test_condition_and_its_opposite_exclude_each_other(condition, version):
     opposite = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[condition.operator]
     facts = {condition.name: (version,)}
-    other = Condition(condition.name, opposite, condition.value)
+    other = Comparison(condition.name, opposite, condition.value)
     assert satisfied(((condition,),), facts) is not satisfied(((other,),), facts)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.facts import tables
-from gpunode.facts.tables import Table, all_tables, table
+from gpunode.facts.tables import ReferenceTable, all_tables, table
 
 FILES = sorted(Path(tables.__file__).parent.glob("*.json"))
 
@@ -33,6 +33,6 @@ def test_checks_name_only_existing_tables():
 
 
 def test_age_is_in_whole_days():
-    one = Table("x", ("https://example.com",), "2026-08-12", ())
+    one = ReferenceTable("x", ("https://example.com",), "2026-08-12", ())
     midnight = 1786492800  # 2026-08-12T00:00:00Z
     assert [one.age_days(midnight + seconds) for seconds in (0, 86399, 86400, -5)] == [0, 0, 1, 0]

@@ -13,7 +13,7 @@ import pytest
 from gpunode.commands import driver
 from gpunode.host import Host
 from gpunode.output.render import StderrProgress
-from gpunode.packages.apply import Job
+from gpunode.packages.apply import PackageJob
 from gpunode.packages.manager import Command
 from gpunode.packages.zypper import Zypper
 from tests.cli import clean_environment, command
@@ -116,7 +116,7 @@ class Stopped(Host):
 
 def test_ctrl_c_after_the_packages_lists_the_remaining_steps(tmp_path, capsys):
     host = Stopped(tmp_path, environ={})
-    job = Job(host, Zypper(host), "driver-install", StderrProgress(), (), {})
+    job = PackageJob(host, Zypper(host), "driver-install", StderrProgress(), (), {})
     with pytest.raises(KeyboardInterrupt):
         driver._finish(job, [Command(("modprobe", "nvidia")), Command(("modprobe", "nvidia-uvm"))])
     message = "the driver is installed; left to do: modprobe nvidia; modprobe nvidia-uvm"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.host import Host
-from gpunode.packages.apt import Apt, Places
+from gpunode.packages.apt import Apt, AptPaths
 from gpunode.packages.repository import (
     SUFFIX,
     AptShelf,
@@ -102,7 +102,7 @@ def test_apt(lists, sources, base):
         for file, entries in sources.items():
             (parts / f"{file}.sources").write_text("".join(stanza(*one) for one in entries))
         host = Host(root, environ={})
-        places = Places("/etc/apt", "/etc/apt/sources.list", "/etc/apt/sources.list.d", "/s", "/l", "/a")
+        places = AptPaths("/etc/apt", "/etc/apt/sources.list", "/etc/apt/sources.list.d", "/s", "/l", "/a")
         assert_settles(root, AptShelf(host, Apt(host, places)), host, base)
 
 

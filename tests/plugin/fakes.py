@@ -12,7 +12,16 @@ from gpunode.gpu.model import Inventory, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.health import HealthChecker
-from gpunode.plugin.model import Answer, Device, Plan, Problem, Resource, Sink, Snapshot, Unit
+from gpunode.plugin.model import (
+    Answer,
+    KubeletDevice,
+    Problem,
+    ReportReceiver,
+    Resource,
+    ResourcePlan,
+    Snapshot,
+    Unit,
+)
 from tests.plugin.nodes import inventory
 
 
@@ -24,10 +33,10 @@ class FakeBackend:
     shares: int = 1
     refuses: str = ""
     waiting: str = ""
-    prepared: list[Plan] = field(default_factory=list)
-    sink: Sink | None = None
+    prepared: list[ResourcePlan] = field(default_factory=list)
+    sink: ReportReceiver | None = None
 
-    def run(self, sink: Sink, stop: Event) -> None:
+    def run(self, sink: ReportReceiver, stop: Event) -> None:
         self.sink = sink
         self.look()
         stop.wait()
@@ -47,20 +56,20 @@ class FakeBackend:
         assert self.sink is not None
         self.sink.seen(inventory(1), Topology())
 
-    def plan(self, settings: Settings, seen: Inventory) -> Plan:
+    def plan(self, settings: Settings, seen: Inventory) -> ResourcePlan:
         if self.refuses:
             raise ConfigError(self.refuses)
-        return Plan(
+        return ResourcePlan(
             tuple(Resource(name, self._devices(name, count)) for name, count in self.resources.items())
         )
 
-    def _devices(self, name: str, count: int) -> tuple[Device, ...]:
+    def _devices(self, name: str, count: int) -> tuple[KubeletDevice, ...]:
         units = [Unit(f"{name}-{index}", f"{name}-{index}", str(index)) for index in range(count)]
         if self.shares == 1:
-            return tuple(Device(unit.id, unit) for unit in units)
-        return tuple(Device(f"{unit.id}::{n}", unit) for unit in units for n in range(self.shares))
+            return tuple(KubeletDevice(unit.id, unit) for unit in units)
+        return tuple(KubeletDevice(f"{unit.id}::{n}", unit) for unit in units for n in range(self.shares))
 
-    def prepare(self, settings: Settings, seen: Inventory, plan: Plan) -> None:
+    def prepare(self, settings: Settings, seen: Inventory, plan: ResourcePlan) -> None:
         self.prepared.append(plan)
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:

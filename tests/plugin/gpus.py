@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.gpu.model import Gpu, Inventory, MigDevice
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Device, Plan, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.model import KubeletDevice, Problem, Resource, ResourcePlan, Snapshot, Unit
 from gpunode.plugin.nvidia.resources import plan
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -48,21 +48,21 @@ def inventory(*gpus: Gpu) -> Inventory:
     return Inventory("550.54.15", "12.4", gpus)
 
 
-def planned(host: Host, *gpus: Gpu, **settings) -> Plan:
+def planned(host: Host, *gpus: Gpu, **settings) -> ResourcePlan:
     return plan(host, Settings(**settings), inventory(*gpus))
 
 
-def shown(made: Plan) -> dict[str, list[str]]:
+def shown(made: ResourcePlan) -> dict[str, list[str]]:
     """Indices of the units by resource."""
     return {one.name: [unit.index for unit in one.units] for one in made.resources}
 
 
-def only(made: Plan) -> Resource:
+def only(made: ResourcePlan) -> Resource:
     (resource,) = made.resources
     return resource
 
 
-def problem_of(device: Device) -> Problem:
+def problem_of(device: KubeletDevice) -> Problem:
     assert device.problem is not None
     return device.problem
 
@@ -71,10 +71,10 @@ def snapshot(resource: Resource) -> Snapshot:
     return Snapshot(1, resource)
 
 
-def named(name: str, count: int) -> dict[str, tuple[Device, ...]]:
+def named(name: str, count: int) -> dict[str, tuple[KubeletDevice, ...]]:
     """A resource of whole units as an argument of `sharing.share`."""
     units = (Unit(uuid(index), uuid(index), str(index), name=H100) for index in range(count))
-    return {name: tuple(Device(unit.id, unit) for unit in units)}
+    return {name: tuple(KubeletDevice(unit.id, unit) for unit in units)}
 
 
 def bare_host(root: Path, devices: tuple[str, ...] = (), files: dict[str, str] | None = None) -> Host:

@@ -476,7 +476,7 @@ class PodResources:
         for pod in self._pods():
             if (pod.namespace, pod.name) == (request.pod_namespace, request.pod_name):
                 return podresources_pb2.GetPodResourcesResponse(pod_resources=pod)
-        raise server.Refused(
+        raise server.RefusedRequest(
             "NOT_FOUND", f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         )
 
@@ -705,14 +705,14 @@ class KubeletStub:
 
     def _register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:
         if request.version != server.VERSION:
-            raise server.Refused(
+            raise server.RefusedRequest(
                 "UNKNOWN", f"version {request.version!r} is not supported, only {server.VERSION}"
             )
         path = self._host.path(f"{self._directory}/{request.endpoint}")
         try:
             self._connect(request.resource_name, path, request.endpoint)
         except (ConnectionError, ValueError) as error:
-            raise server.Refused("UNKNOWN", str(error)) from error
+            raise server.RefusedRequest("UNKNOWN", str(error)) from error
         return pb.Empty()
 
     def _socket_seen(self, resource: str, path: Path) -> None:

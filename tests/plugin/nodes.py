@@ -14,7 +14,7 @@ from gpunode.output.typed import plain
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Device, Problem, Resource, Unit
+from gpunode.plugin.model import KubeletDevice, Problem, Resource, Unit
 from tests.waiting import eventually as eventually  # most tests of the plugin use both from here
 
 RESOURCE = "nvidia.com/gpu"
@@ -40,7 +40,7 @@ def resource(count: int = 8, name: str = RESOURCE, sick: Mapping[int, str] | Non
     for index in range(count):
         unit = Unit(uuid(index), uuid(index), str(index), numa=index * 2 // count)
         reason = (sick or {}).get(index)
-        devices.append(Device(unit.id, unit, Problem("xid-79", reason) if reason else None))
+        devices.append(KubeletDevice(unit.id, unit, Problem("xid-79", reason) if reason else None))
     return Resource(name, tuple(devices))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpunode.gpu.model import Pair, Topology
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Device, Resource, Snapshot, Unit
+from gpunode.plugin.model import KubeletDevice, Resource, Snapshot, Unit
 from gpunode.plugin.placement import Links, prefer
 
 AMD = Settings(vendor="amd")
@@ -28,7 +28,7 @@ def node(gpus: int, parts: int = 8, numa: int = 2) -> tuple[Snapshot, dict[str, 
         for gpu in range(gpus)
         for part in range(parts)
     ]
-    resource = Resource("amd.com/gpu", tuple(Device(unit.id, unit) for unit in units))
+    resource = Resource("amd.com/gpu", tuple(KubeletDevice(unit.id, unit) for unit in units))
     return Snapshot(1, resource), {unit.id: unit.gpu for unit in units}
 
 

@@ -14,7 +14,14 @@ from gpunode.gpu.model import Inventory, Topology
 from gpunode.host import Host
 from gpunode.plugin.amd import AmdBackend, plan
 from gpunode.plugin.config.settings import NameRule, Settings, SharedResource, Sharing
-from gpunode.plugin.model import AllocationError, Device, Plan, Problem, Snapshot, complete_inventory
+from gpunode.plugin.model import (
+    AllocationError,
+    KubeletDevice,
+    Problem,
+    ResourcePlan,
+    Snapshot,
+    complete_inventory,
+)
 from gpunode.plugin.placement import prefer
 from tests.plugin.nodes import MemoryLog
 
@@ -26,7 +33,7 @@ def inventory(root: Path) -> Inventory:
     return read_inventory(Host(root, {}))
 
 
-def counts(made: Plan) -> dict[str, int]:
+def counts(made: ResourcePlan) -> dict[str, int]:
     return {resource.name: len(resource.devices) for resource in made.resources}
 
 
@@ -116,7 +123,7 @@ def test_unknown_or_unhealthy_device_is_refused(tmp_path: Path) -> None:
         backend.answer(AMD, snapshot, ["nonsense"])
     with pytest.raises(AllocationError, match="names no device"):
         backend.answer(AMD, snapshot, [])
-    sick = Device(
+    sick = KubeletDevice(
         snapshot.devices[0].id, snapshot.devices[0].unit, Problem("ecc", "two errors", mend="reset")
     )
     ill = Snapshot(2, replace(snapshot.resource, devices=(sick, *snapshot.devices[1:])))

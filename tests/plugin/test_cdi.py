@@ -12,7 +12,7 @@ import pytest
 from gpunode.gpu.model import Inventory
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Plan
+from gpunode.plugin.model import ResourcePlan
 from gpunode.plugin.nvidia.cdi import CHECK_SECONDS, CdiSpecs
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
@@ -62,7 +62,7 @@ class Written:
         self.host = host
         self.log = MemoryLog()
         self.specs = CdiSpecs(host, self.log, AtOnce())
-        self.plan = Plan()
+        self.plan = ResourcePlan()
 
     def write(self, settings=CDI, given=CUT):
         self.plan = plan(self.host, settings, given)

@@ -17,7 +17,7 @@ from gpunode.gpu.model import Inventory, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Feed, Ledger
-from gpunode.plugin.model import Plan, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.model import Problem, Resource, ResourcePlan, Snapshot, Unit
 from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.nodes import MemoryLog, eventually, feed, inventory, resource
 
@@ -37,7 +37,7 @@ def test_empty_plan_is_not_active_before_the_first_one_is_made(resources: dict[s
     planned: list[bool] = []
 
     class Planning(FakeBackend):
-        def plan(self, settings: Settings, seen: Inventory) -> Plan:
+        def plan(self, settings: Settings, seen: Inventory) -> ResourcePlan:
             planned.append(ledger.planned)
             return super().plan(settings, seen)
 
@@ -123,7 +123,7 @@ def test_feeds_always_equal_a_fresh_computation(
 ) -> None:
     simulation = Simulation()
     ledger, backend = simulation.ledger, simulation.backend
-    last_good = Plan()
+    last_good = ResourcePlan()
     versions: dict[str, int] = {}
 
     for event, value in events:

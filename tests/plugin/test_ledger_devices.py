@@ -9,7 +9,7 @@ from gpunode.gpu.nvml import GpuEvent
 from gpunode.plugin.config.settings import HealthSettings, Settings
 from gpunode.plugin.health import HealthChecker
 from gpunode.plugin.ledger import Ledger
-from gpunode.plugin.model import Device, Plan, Resource, Unit
+from gpunode.plugin.model import KubeletDevice, Resource, ResourcePlan, Unit
 from tests.plugin.nodes import RESOURCE, MemoryLog, gpu, inventory, uuid
 
 NOW = 1_700_000_000.0
@@ -19,12 +19,12 @@ LOST = "the GPU is lost (NVML 15)"
 class PlainBackend:
     """Advertises every GPU that has a UUID, in two shares each; replaces a vendor's whole backend."""
 
-    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+    def plan(self, settings: Settings, inventory: Inventory) -> ResourcePlan:
         units = [Unit(item.uuid, item.uuid, str(item.index)) for item in inventory.gpus if item.uuid]
-        devices = tuple(Device(f"{unit.id}::{share}", unit) for unit in units for share in range(2))
-        return Plan((Resource(RESOURCE, devices),))
+        devices = tuple(KubeletDevice(f"{unit.id}::{share}", unit) for unit in units for share in range(2))
+        return ResourcePlan((Resource(RESOURCE, devices),))
 
-    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+    def prepare(self, settings: Settings, inventory: Inventory, plan: ResourcePlan) -> None:
         """Does nothing."""
 
 

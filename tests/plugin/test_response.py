@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpunode.plugin.config.settings import Settings, SharedResource, Sharing
-from gpunode.plugin.model import AllocationError, Common, DeviceNode, Mount, Problem, Resource
+from gpunode.plugin.model import AllocationError, Common, ContainerDevice, ContainerMount, Problem, Resource
 from gpunode.plugin.nvidia.response import annotation_key, answer
 from tests.plugin.gpus import GPU_RESOURCE, bare_host, cut, gpu, mig_uuid, only, planned, snapshot, uuid
 
@@ -64,7 +64,7 @@ def test_combined_strategies_give_the_union_of_their_responses(four, chosen, cha
     assert got.envs == envs
 
     targets = [*names, *(f"imex/{one}" for one in channels)] if "volume-mounts" in chosen else []
-    assert got.mounts == tuple(Mount("/dev/null", f"{MOUNTED}/{target}") for target in targets)
+    assert got.mounts == tuple(ContainerMount("/dev/null", f"{MOUNTED}/{target}") for target in targets)
 
     cdi = [f"k8s.device-plugin.nvidia.com/gpu={name}" for name in names]
     cdi += [f"k8s.device-plugin.nvidia.com/imex-channel={one}" for one in channels]
@@ -74,7 +74,7 @@ def test_combined_strategies_give_the_union_of_their_responses(four, chosen, cha
 
     passed = [*nodes, "/dev/nvidia3", "/dev/nvidia1"]
     by_runtime = {"envvar", "volume-mounts"} & set(chosen)
-    expected = [DeviceNode(path, path) for path in passed] if specs and by_runtime else []
+    expected = [ContainerDevice(path, path) for path in passed] if specs and by_runtime else []
     assert sorted(got.nodes, key=str) == sorted(expected, key=str)
 
 
@@ -137,7 +137,7 @@ def test_mig_devices_add_their_parents_node_once(tmp_path):
 )
 def test_device_spec_paths_start_with_the_device_root(four, roots, prefix):
     got = answer(Settings(pass_device_specs=True, **roots), four, [uuid(2)])
-    assert got.nodes == (DeviceNode(f"{prefix}/dev/nvidia2", "/dev/nvidia2", "rw"),)
+    assert got.nodes == (ContainerDevice(f"{prefix}/dev/nvidia2", "/dev/nvidia2", "rw"),)
 
 
 @pytest.mark.parametrize(

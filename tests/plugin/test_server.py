@@ -30,7 +30,7 @@ from gpunode.plugin.kubelet.server import (
     listen_privately,
 )
 from gpunode.plugin.ledger import Feed, Ledger
-from gpunode.plugin.model import AllocationError, Answer, DeviceNode, Mount, Snapshot
+from gpunode.plugin.model import AllocationError, Answer, ContainerDevice, ContainerMount, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 from tests.plugin.fakes import FakeBackend, FakeChecker
@@ -58,8 +58,8 @@ class Backend(FakeBackend):
                 raise AllocationError(f"{one} is unhealthy: {device.problem.reason}", code="unhealthy")
         return Answer(
             {"IDS": ",".join(ids)},
-            (Mount("/h", "/c", read_only=True),),
-            (DeviceNode("/dev/h", "/dev/c"),),
+            (ContainerMount("/h", "/c", read_only=True),),
+            (ContainerDevice("/dev/h", "/dev/c"),),
             {"key": "value"},
             ("nvidia.com/gpu=0",),
         )

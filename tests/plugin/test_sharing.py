@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpunode.errors import ConfigError
 from gpunode.plugin.config.settings import SharedResource, Sharing
-from gpunode.plugin.model import Device, Problem, Unit
+from gpunode.plugin.model import KubeletDevice, Problem, Unit
 from gpunode.plugin.sharing import share
 from tests.plugin.gpus import GPU_RESOURCE, named, uuid
 
@@ -133,8 +133,8 @@ def test_invalid_new_name_is_an_error():
 
 def test_shares_joining_another_resource_are_ordered_by_unit():
     units = {
-        "nvidia.com/a": (Device(uuid(1), Unit(uuid(1), uuid(1), "1")),),
-        "nvidia.com/b": (Device(uuid(0), Unit(uuid(0), uuid(0), "0")),),
+        "nvidia.com/a": (KubeletDevice(uuid(1), Unit(uuid(1), uuid(1), "1")),),
+        "nvidia.com/b": (KubeletDevice(uuid(0), Unit(uuid(0), uuid(0), "0")),),
     }
     made = share(units, sharing(("nvidia.com/b", 2, "nvidia.com/a")), lambda unit, entry: "")
     (only,) = made.resources
@@ -144,7 +144,7 @@ def test_shares_joining_another_resource_are_ordered_by_unit():
 def test_refused_unit_is_left_out_and_a_problem_applies_to_every_share():
     problem = Problem("mig-mode", "why")
     bad = Unit(uuid(1), uuid(1), "1")
-    devices = {GPU_RESOURCE: (*named(GPU_RESOURCE, 1)[GPU_RESOURCE], Device(uuid(1), bad, problem))}
+    devices = {GPU_RESOURCE: (*named(GPU_RESOURCE, 1)[GPU_RESOURCE], KubeletDevice(uuid(1), bad, problem))}
     made = share(devices, sharing((GPU_RESOURCE, 2)), lambda unit, entry: "no" if unit.index == "0" else "")
     assert [(item.index, item.reason) for item in made.left_out] == [("0", "no")]
     assert [device.problem for device in made.resources[0].devices] == [problem, problem]

@@ -24,7 +24,7 @@ from gpunode.output.typed import plain
 from gpunode.plugin.config.settings import HealthSettings, Settings
 from gpunode.plugin.logfmt import Rarely
 from gpunode.plugin.nvidia.platform import nvml_library
-from gpunode.plugin.nvidia.watch import ChildReader, MissedXids, Outcome, Watch
+from gpunode.plugin.nvidia.watch import ChildReader, MissedXids, Watch, WatcherEnd
 from tests.plugin.nodes import MemoryLog, eventually, gpu, inventory, recorded_host, uuid
 
 
@@ -308,14 +308,16 @@ def test_invalid_child_output_counts_as_a_crash(tmp_path: Path) -> None:
 def test_hanging_nvml_is_queried_at_increasing_intervals(tmp_path: Path) -> None:
     node = Node(tmp_path, [GOOD], rediscover=10)
     waits = [
-        node.watch._handle_end(Outcome("hung", "no answer"), cast("Any", node.sink), 15) for _ in range(9)
+        node.watch._handle_end(WatcherEnd("hung", "no answer"), cast("Any", node.sink), 15) for _ in range(9)
     ]
     assert waits == [0, 20, 40, 80, 160, 320, 600, 600, 600]
 
 
 def test_missing_driver_is_finally_polled_at_the_regular_interval(tmp_path: Path) -> None:
     node = Node(tmp_path, [GOOD])
-    waits = [node.watch._handle_end(Outcome("error", "absent"), cast("Any", node.sink), 1) for _ in range(5)]
+    waits = [
+        node.watch._handle_end(WatcherEnd("error", "absent"), cast("Any", node.sink), 1) for _ in range(5)
+    ]
     assert waits == [5, 10, 20, 30, 30]
 
 

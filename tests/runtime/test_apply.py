@@ -31,7 +31,7 @@ from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.transaction import recover, uninterrupted
 from gpunode.runtime import apply as apply_module
 from gpunode.runtime import find
-from gpunode.runtime.apply import Job, Restarter, apply, engine_restart, roll_back_all
+from gpunode.runtime.apply import EngineJob, Restarter, apply, engine_restart, roll_back_all
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, Request, UnwantedConfig
 from gpunode.runtime.workflow import refuse
@@ -103,12 +103,12 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path, environ={})
 
 
-def job(host: Host, answers: list[Active | DaemonError], fails: Callable[[int], None]) -> Job:
+def job(host: Host, answers: list[Active | DaemonError], fails: Callable[[int], None]) -> EngineJob:
     edit = FileEdit("/etc/docker/daemon.json", b"old", b"new")
     plan = Plan("docker", (edit,), "restart")
     engine = FakeEngine(host, answers)
     restarter = FakeRestarter(host, DAEMON, lambda: DAEMON, fails=fails)
-    return Job(engine, plan, "configure-runtime", lambda a: a.has(WANTED), restarter, SilentProgress())
+    return EngineJob(engine, plan, "configure-runtime", lambda a: a.has(WANTED), restarter, SilentProgress())
 
 
 def never(number: int) -> None:
@@ -155,7 +155,7 @@ def test_slow_daemon_is_waited_for(host: Host) -> None:
     ],
     ids=["without the runtime", "restart fails", "bug", "Ctrl-C", "SIGTERM"],
 )
-def test_any_failure_restores_and_restarts_again(host: Host, make: Callable[[Host], Job]) -> None:
+def test_any_failure_restores_and_restarts_again(host: Host, make: Callable[[Host], EngineJob]) -> None:
     made = make(host)
     with pytest.raises((RolledBackError, RuntimeError, KeyboardInterrupt, SystemExit)) as caught:
         apply(made, Journal.of(host))

@@ -8,14 +8,14 @@ import pytest
 
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.effective import ConfigFile, Configured, ConfiguredHandler
+from gpunode.facts.effective import ConfigFile, ConfiguredHandler, EngineSettings
 from gpunode.facts.writers import GeneratedCopy
 from gpunode.runtime.drift import Remedies, drift
 from gpunode.runtime.engine import Active
 
 PATH = "/usr/bin/nvidia-container-runtime"
 NVIDIA = ConfiguredHandler("nvidia", PATH, "/etc/x.toml")
-FILES = Configured((ConfigFile("/etc/x.toml", "main", ""),), (NVIDIA,), "runc", True, DIRECTORIES)
+FILES = EngineSettings((ConfigFile("/etc/x.toml", "main", ""),), (NVIDIA,), "runc", True, DIRECTORIES)
 ACTIVE = Active(("runc", "nvidia"), "runc", {"nvidia": PATH}, cdi=True)
 REMEDIES = Remedies("reload it", "restart it")
 
@@ -25,7 +25,7 @@ def daemon(name: str = "containerd", version: tuple[int, ...] = (2, 1, 9), manag
 
 
 def drifts_of(
-    files: Configured, active: Active | None, which: Daemon | None = None
+    files: EngineSettings, active: Active | None, which: Daemon | None = None
 ) -> list[tuple[str, str, str]]:
     return [(one.kind, one.subject, one.fix) for one in drift(which or daemon(), files, active, REMEDIES)]
 

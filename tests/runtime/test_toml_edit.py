@@ -17,7 +17,7 @@ from gpunode.facts.toml import Tree, mutated, same
 from gpunode.host import Host
 from gpunode.output.typed import toml
 from gpunode.runtime import toml_edit
-from gpunode.runtime.containerd_files import State
+from gpunode.runtime.containerd_files import ContainerdState
 from gpunode.runtime.containerd_plan import configured, removed
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 
@@ -140,12 +140,12 @@ def _dotted(path: tuple[str, ...]) -> str:
     return ".".join(tomlkit.key(key).as_string() for key in path)
 
 
-def _state(text: str, release: tuple[int, ...], tmp: Any) -> State:
+def _state(text: str, release: tuple[int, ...], tmp: Any) -> ContainerdState:
     root = tmp / "root"
     (root / "etc/containerd").mkdir(parents=True, exist_ok=True)
     (root / "etc/containerd/config.toml").write_text(text)
     config = load_config(Host(root), "/etc/containerd/config.toml", release)
-    return State(config, {config.path: text}, drop_in="/etc/containerd/conf.d/99-nvidia.toml")
+    return ContainerdState(config, {config.path: text}, drop_in="/etc/containerd/conf.d/99-nvidia.toml")
 
 
 @pytest.mark.full
@@ -216,13 +216,15 @@ def test_drop_in_contains_only_ours_and_is_removed_again(
     assert toml(left[state.config.path] or "") == toml(text)
 
 
-def _with_drop_in(texts: dict[str, str | None], release: tuple[int, ...], tmp: Path) -> State:
+def _with_drop_in(texts: dict[str, str | None], release: tuple[int, ...], tmp: Path) -> ContainerdState:
     """The state once these texts are written."""
     (tmp / "root/etc/containerd/conf.d").mkdir(exist_ok=True)
     for path, text in texts.items():
         (tmp / "root" / path[1:]).write_text(text or "")
     config = load_config(Host(tmp / "root"), "/etc/containerd/config.toml", release)
-    return State(config, {path: text or "" for path, text in texts.items()}, drop_in=config.files[-1])
+    return ContainerdState(
+        config, {path: text or "" for path, text in texts.items()}, drop_in=config.files[-1]
+    )
 
 
 def _pruned(tree: Any) -> Any:
@@ -246,7 +248,7 @@ def test_missing_import_is_refused(tmp_path: Path) -> None:
     path, text = "/config.toml", 'version = 2\nimports = ["/gone.toml"]\n'
     (tmp_path / "config.toml").write_text(text)
     config = load_config(Host(tmp_path, environ={}), path, (1, 6, 20))
-    state = State(config=config, texts={path: text})
+    state = ContainerdState(config=config, texts={path: text})
     with pytest.raises(ConfigError, match=r"gone\.toml, which does not exist"):
         configured(state, DesiredConfig((Handler("nvidia", "/n"),)))
 

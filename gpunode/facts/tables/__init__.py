@@ -19,7 +19,7 @@ _HERE = Path(__file__).parent
 _DAY_SECONDS = 86400
 
 
-class Table(NamedTuple):
+class ReferenceTable(NamedTuple):
     """One file. `date` is ``YYYY-MM-DD``; `rows` are as in the file: objects, or what its ``about`` says."""
 
     name: str
@@ -36,13 +36,13 @@ class Table(NamedTuple):
 
 
 @cache
-def table(name: str) -> Table:
+def table(name: str) -> ReferenceTable:
     """The table in NAME.json."""
     tree = json.loads((_HERE / f"{name}.json").read_text())
-    return Table(name, tuple(tree["source"]), tree["date"], tuple(tree["rows"]))
+    return ReferenceTable(name, tuple(tree["source"]), tree["date"], tuple(tree["rows"]))
 
 
-def all_tables() -> tuple[Table, ...]:
+def all_tables() -> tuple[ReferenceTable, ...]:
     """Every existing table, by name."""
     return tuple(table(path.stem) for path in sorted(_HERE.glob("*.json")))
 

@@ -144,7 +144,7 @@ METHODS: dict[str, Methods] = {
 STREAMS = frozenset({"ListAndWatch"})
 
 
-class Refused(GpunodeError):
+class RefusedRequest(GpunodeError):
     """A request that is answered with a gRPC error. `status` is grpc.StatusCode's name."""
 
     def __init__(self, status: str, message: str) -> None:
@@ -204,7 +204,7 @@ class PendingCall:
 def handlers(service: str, functions: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
     """A service's methods as a server takes them; `functions` are by method name.
 
-    A function returns a message (an iterator of them for a stream), or raises `Refused`.
+    A function returns a message (an iterator of them for a stream), or raises `RefusedRequest`.
     """
     table: dict[str, Any] = {}
     for name, (request, response) in METHODS[service].items():
@@ -219,7 +219,7 @@ def _unary(kind: type[Message], function: Handler) -> Handler:
     def call(data: bytes, context: grpc.ServicerContext) -> Message:
         try:
             return function(_parsed(kind, data), context)  # type: ignore[no-any-return]
-        except Refused as refused:
+        except RefusedRequest as refused:
             abort(context, refused)
 
     return call
@@ -229,7 +229,7 @@ def _streaming(kind: type[Message], function: Handler) -> Handler:
     def call(data: bytes, context: grpc.ServicerContext) -> Any:
         try:
             yield from function(_parsed(kind, data), context)
-        except Refused as refused:
+        except RefusedRequest as refused:
             abort(context, refused)
 
     return call
@@ -239,10 +239,12 @@ def _parsed(kind: type[Message], data: bytes) -> Message:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise Refused("INVALID_ARGUMENT", f"the request is not a {kind.DESCRIPTOR.full_name}") from error
+        raise RefusedRequest(
+            "INVALID_ARGUMENT", f"the request is not a {kind.DESCRIPTOR.full_name}"
+        ) from error
 
 
-def abort(context: grpc.ServicerContext, refused: Refused) -> NoReturn:
+def abort(context: grpc.ServicerContext, refused: RefusedRequest) -> NoReturn:
     """End the call with the error. Long messages are cut, because a header that is too long would hide all of
     them."""
     words = refused.message
@@ -400,7 +402,7 @@ class DevicePlugin:
                 devices = _shortened(container_request.devices_ids)
                 self._log.info("allocated", resource=snapshot.resource.name, devices=devices)
         except AllocationError as error:
-            raise Refused(_STATUS.get(error.code, "INVALID_ARGUMENT"), error.message) from error
+            raise RefusedRequest(_STATUS.get(error.code, "INVALID_ARGUMENT"), error.message) from error
         return response
 
     # --- error handling ---------------------------------------------------------------------------------
@@ -412,14 +414,14 @@ class DevicePlugin:
             started, code = time.perf_counter(), "OK"
             try:
                 return function(request)
-            except Refused as refused:
+            except RefusedRequest as refused:
                 code = refused.status
                 self._warn(f"{name} refused", refused.message[:_REASON])
                 raise
             except Exception as error:
                 code = "INTERNAL"
                 self._bug(f"{name} failed", error)
-                raise Refused(code, f"a bug in gpunode: {type(error).__name__}: {error}") from error
+                raise RefusedRequest(code, f"a bug in gpunode: {type(error).__name__}: {error}") from error
             finally:
                 self._report(name, code, started, _requested_devices(request))
 

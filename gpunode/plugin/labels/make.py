@@ -19,7 +19,7 @@ from gpunode.plugin.labels.nvidia import (
     tegra_inventory,
     vfio_inventory,
 )
-from gpunode.plugin.model import Device, Plan, Resource, Unit
+from gpunode.plugin.model import KubeletDevice, Resource, ResourcePlan, Unit
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library, tegra_files
 from gpunode.plugin.nvidia.resources import plan as plan_resources
 
@@ -45,7 +45,7 @@ def label(host: Host, settings: Settings) -> Labels:
 def label_gpus(host: Host, settings: Settings, inventory: Inventory | None, machine: Machine) -> Labels:
     """The labels of known GPUs; no inventory: there is no GPU. `ConfigError` where the settings aren't valid
     for them."""
-    plan = planned(host, settings, inventory) if inventory is not None else Plan()
+    plan = planned(host, settings, inventory) if inventory is not None else ResourcePlan()
     return nvidia_labels(settings, inventory, plan, machine, host.now())
 
 
@@ -66,12 +66,12 @@ def cant_label(why: str, for_vms: bool = False) -> GpunodeError:
     return GpunodeError(f"the GPUs can't be labelled: {why}", hint=hint, code="nvml")
 
 
-def planned(host: Host, settings: Settings, inventory: Inventory) -> Plan:
+def planned(host: Host, settings: Settings, inventory: Inventory) -> ResourcePlan:
     """The resources that these GPUs are advertised as."""
     if settings.device_discovery_strategy == VFIO:  # hypervisors pass through whole GPUs only
         units = (Unit(gpu.uuid, gpu.uuid, str(gpu.index)) for gpu in inventory.gpus)
-        devices = tuple(Device(unit.id, unit) for unit in units)
-        return Plan((Resource(settings.resource_name, devices),))
+        devices = tuple(KubeletDevice(unit.id, unit) for unit in units)
+        return ResourcePlan((Resource(settings.resource_name, devices),))
     # a container's content is irrelevant here, and would be read from files
     bare = replace(settings, device_list_strategy=("envvar",), pass_device_specs=False, imex_channel_ids=())
     return plan_resources(host, bare, inventory)

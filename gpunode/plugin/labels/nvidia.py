@@ -27,7 +27,7 @@ from gpunode.plugin.labels.model import (
     sanitised,
     valid_labels,
 )
-from gpunode.plugin.model import Plan, Unit, deselection, ruled_name
+from gpunode.plugin.model import ResourcePlan, Unit, deselection, ruled_name
 from gpunode.plugin.nvidia.platform import ONE_DEVICE, TEGRA, platform_of
 from gpunode.plugin.nvidia.resources import DISPLAY_ONLY, GPU, MIG, Notes, mig_name, units_of
 
@@ -41,7 +41,7 @@ _SPLIT = {7: (5, "volta", "turing"), 8: (9, "ampere", "ada-lovelace")}
 """Families that share a major number: the minor number from which on it is the second."""
 
 
-class Part(NamedTuple):
+class MigPart(NamedTuple):
     """A MIG device with its GPU."""
 
     gpu: Gpu
@@ -78,7 +78,7 @@ def _units(settings: Settings, gpu: Gpu) -> list[Unit]:
 
 
 def resource_labels(
-    settings: Settings, plan: Plan, gpus: Sequence[Gpu], warnings: list[str]
+    settings: Settings, plan: ResourcePlan, gpus: Sequence[Gpu], warnings: list[str]
 ) -> dict[str, str]:
     """Labels of every resource of these GPUs. A GPU that can't be read isn't counted."""
     sound = [gpu for gpu in gpus if not gpu.error and gpu.name]
@@ -86,7 +86,7 @@ def resource_labels(
     if not sound:
         return values
     values |= _whole(settings, plan, BASE, sound, warnings)
-    parts = [Part(gpu, mig) for gpu in sound for mig in gpu.mig]
+    parts = [MigPart(gpu, mig) for gpu in sound for mig in gpu.mig]
     whole_gpus = [gpu for gpu in sound if settings.mig_strategy == "none" or not gpu.mig_enabled]
     for name, gpus_of_name in _by_rule(settings, GPU, [(gpu.name, gpu) for gpu in whole_gpus]).items():
         if name and name != BASE:
@@ -111,7 +111,7 @@ def _by_rule(settings: Settings, kind: str, units: Iterable[tuple[str, _Unit]]) 
 
 
 def _whole(
-    settings: Settings, plan: Plan, name: str, gpus: Sequence[Gpu], warnings: list[str]
+    settings: Settings, plan: ResourcePlan, name: str, gpus: Sequence[Gpu], warnings: list[str]
 ) -> dict[str, str]:
     """Whole GPUs. Those in MIG mode count as well, but a container can't get them whole: no replicas."""
     model = _commonest([gpu.name for gpu in gpus], name, warnings)
@@ -142,7 +142,7 @@ def family(major: int, minor: int) -> str:
 
 
 def _single(
-    settings: Settings, plan: Plan, gpus: Sequence[Gpu], parts: Sequence[Part], warnings: list[str]
+    settings: Settings, plan: ResourcePlan, gpus: Sequence[Gpu], parts: Sequence[MigPart], warnings: list[str]
 ) -> dict[str, str]:
     """MIG devices in the place of GPUs, if all are alike; else no resource that a pod could request."""
     cut_gpus = [gpu for gpu in gpus if gpu.mig_enabled]
@@ -171,7 +171,7 @@ def _first(gpus: Sequence[Gpu], model: str) -> Gpu:
 
 
 def _parts(
-    settings: Settings, plan: Plan, name: str, parts: Sequence[Part], warnings: list[str]
+    settings: Settings, plan: ResourcePlan, name: str, parts: Sequence[MigPart], warnings: list[str]
 ) -> dict[str, str]:
     """MIG devices of one profile."""
     model = _commonest([part.gpu.name for part in parts], name, warnings)
@@ -206,7 +206,7 @@ def _memory(name: str, size: int) -> dict[str, str]:
     return {f"{name}.memory": str(size >> 20)} if size >> 20 else {}
 
 
-def _count(plan: Plan, name: str, ids: Sequence[str], warnings: list[str]) -> int:
+def _count(plan: ResourcePlan, name: str, ids: Sequence[str], warnings: list[str]) -> int:
     """How many of these units can be shared as configured: the plugin advertises no other, and MPS can't
     share MIG devices.
     """
@@ -217,7 +217,7 @@ def _count(plan: Plan, name: str, ids: Sequence[str], warnings: list[str]) -> in
     return len(ids) - len({item.id for item in left_out})
 
 
-def _share(settings: Settings, plan: Plan, name: str, ids: Sequence[str]) -> Share:
+def _share(settings: Settings, plan: ResourcePlan, name: str, ids: Sequence[str]) -> Share:
     """How these units are advertised; units that aren't advertised have no replicas."""
     own = settings.resource_name if name == BASE else name
     desired = set(ids)
@@ -249,7 +249,7 @@ _GRAPHICS, _COMPUTE = 0x030000, 0x030200  # PCI classes: VGA controller, 3D cont
 
 
 def nvidia_labels(
-    settings: Settings, inventory: Inventory | None, plan: Plan, machine: Machine, now: float
+    settings: Settings, inventory: Inventory | None, plan: ResourcePlan, machine: Machine, now: float
 ) -> Labels:
     """Every label. Without a GPU, or an inventory, only the time and what concerns vGPUs.
 

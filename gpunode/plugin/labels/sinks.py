@@ -43,7 +43,7 @@ def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink
     if "node-feature" in names:
         sinks.append(NodeFeature(host, connect, progress, desired, settings.vendor))
     if "node" in names:
-        sinks.append(NodeLabels(host, connect, progress, desired, settings.vendor))
+        sinks.append(NodeLabelSink(host, connect, progress, desired, settings.vendor))
     return tuple(sinks)
 
 
@@ -168,7 +168,7 @@ class _InCluster:
         return cluster, node_name(self._host, self._settings.node_name, cluster.node)[0]
 
 
-class NodeLabels(_InCluster):
+class NodeLabelSink(_InCluster):
     """See `Sink`."""
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
@@ -251,7 +251,7 @@ def _listed(text: str) -> set[str]:
 
 
 def own_labels(node: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """The labels that gpunode set on this Node, and the annotations that list those of `NodeLabels`."""
+    """The labels that gpunode set on this Node, and the annotations that list those of `NodeLabelSink`."""
     from gpunode.kubernetes.changes import own_entries, strings
 
     there, notes = strings(node, _LABELS), strings(node, _ANNOTATIONS)

@@ -16,7 +16,7 @@ from gpunode.facts.processes import start_ticks
 from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES
 from gpunode.host import Host
 from gpunode.host.files import empty_file, read_from
-from gpunode.host.process import Completed, Daemon, start_daemon
+from gpunode.host.process import ChildDaemon, Completed, start_daemon
 from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log, Rarely
@@ -54,7 +54,7 @@ def find_program(host: Host, settings: Settings) -> str:
     return path
 
 
-class Control:
+class MpsControl:
     """The client of the daemon with the pipe directory `pipe`."""
 
     def __init__(self, host: Host, program: str, pipe: str) -> None:
@@ -257,7 +257,7 @@ class Identity:
         return Identity.of(host, self.pid, self.gpus) == self
 
 
-class Adopted:
+class AdoptedDaemon:
     """A daemon that an earlier process started."""
 
     def __init__(self, host: Host, identity: Identity) -> None:
@@ -276,11 +276,11 @@ class Adopted:
         """Does nothing: its process group may belong to another process by now."""
 
 
-Running = Daemon | Adopted
+Running = ChildDaemon | AdoptedDaemon
 """A daemon's process."""
 
 
-def start(host: Host, program: str, spec: DaemonSpec) -> Daemon:
+def start(host: Host, program: str, spec: DaemonSpec) -> ChildDaemon:
     """Start the daemon of `spec`; its directories exist. `DaemonError` says why it can't be started."""
     env = {
         "PATH": f"{PurePosixPath(program).parent}:{host.environ.get('PATH', '')}",  # it has the server
@@ -308,7 +308,7 @@ def left_behind(host: Host, spec: DaemonSpec) -> Identity | None:
     return identity if identity.alive(host) else None
 
 
-def end(host: Host, control: Control, running: Running) -> None:
+def end(host: Host, control: MpsControl, running: Running) -> None:
     """Send quit, which ends its servers; then SIGTERM, then SIGKILL. Takes six seconds at most.
 
     ``quit -t`` waits that long for clients before it ends their servers. It isn't sent to a daemon that

@@ -23,7 +23,7 @@ from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import MPS_ROOT, SOCKET_BYTES, Settings
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import AllocationError, Device, Mount, Problem, Resource, Unit
+from gpunode.plugin.model import AllocationError, ContainerMount, KubeletDevice, Problem, Resource, Unit
 
 MPS = "mps"
 _LONGEST_SOCKET = "control_privileged"  # of the four that the daemon makes
@@ -221,8 +221,8 @@ def limit(compute_capability: str, cuda_version: str = "") -> int:
 
 
 def container_parts(
-    settings: Settings, resource: Resource, devices: Iterable[Device]
-) -> tuple[dict[str, str], list[Mount]]:
+    settings: Settings, resource: Resource, devices: Iterable[KubeletDevice]
+) -> tuple[dict[str, str], list[ContainerMount]]:
     """Environment and mounts for these devices of a resource that is shared with MPS.
 
     The limits grow with the shares: k of N shares of a GPU may use k/N of its memory, and of its threads. A
@@ -243,12 +243,12 @@ def container_parts(
         **_visible(settings, resource, units),
     }
     return env, [
-        Mount(f"{directory_of(settings, resource, units[0])}/pipe", pipe),
-        Mount(f"{root_of(settings)}/shm", "/dev/shm"),  # noqa: S108 - where CUDA looks for it
+        ContainerMount(f"{directory_of(settings, resource, units[0])}/pipe", pipe),
+        ContainerMount(f"{root_of(settings)}/shm", "/dev/shm"),  # noqa: S108 - where CUDA looks for it
     ]
 
 
-def _share_counts(devices: Iterable[Device]) -> Counter[str]:
+def _share_counts(devices: Iterable[KubeletDevice]) -> Counter[str]:
     """The number of shares of each shared unit among these devices; empty if there are only whole units."""
     by_id = {device.id: device for device in devices}
     whole = [device.id for device in by_id.values() if device.id == device.unit.id]

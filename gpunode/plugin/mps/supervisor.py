@@ -15,13 +15,13 @@ from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.logfmt import Log, OnChange
-from gpunode.plugin.model import Plan, Problem, Resource, Unit
+from gpunode.plugin.model import Problem, Resource, ResourcePlan, Unit
 from gpunode.plugin.mps.compute_mode import ComputeModes
 from gpunode.plugin.mps.daemon import (
     PROGRAM,
-    Adopted,
-    Control,
+    AdoptedDaemon,
     ControlLog,
+    MpsControl,
     Running,
     end,
     find_program,
@@ -49,7 +49,7 @@ class Supervisor:
         self._log = log
         self._say = OnChange(log)
         self._ledger = ledger
-        self._seen: tuple[Settings, Plan] | None = None
+        self._seen: tuple[Settings, ResourcePlan] | None = None
         self._due = False
         self._desired: tuple[DaemonSpec, ...] = ()
         self._keepers: dict[str, DaemonThread] = {}
@@ -90,7 +90,7 @@ class Supervisor:
         # a keeper's thread has no other way to report an event
         return _TURN_SECONDS if self._keepers or settings.mps else None
 
-    def _turn(self, settings: Settings, plan: Plan, now: float) -> None:
+    def _turn(self, settings: Settings, plan: ResourcePlan, now: float) -> None:
         if self._seen is None or self._seen[0] is not settings or self._seen[1] is not plan:
             first, self._seen, self._due = self._seen is None, (settings, plan), True
             if not first:
@@ -273,7 +273,7 @@ class Keeper(DaemonThread):
         self._hurry = False
         self._modes = ComputeModes(host, spec.directory, self._stop)
         self._tail = ControlLog(host, spec, log)
-        self._control = Control(host, "", spec.pipe)
+        self._control = MpsControl(host, "", spec.pipe)
         self._running: Running | None = None
         self._failures = 0
         self._next_start = self._next_ask = self._next_server = self._up_since = 0.0
@@ -318,7 +318,7 @@ class Keeper(DaemonThread):
             self._fail(error.message if isinstance(error, GpunodeError) else str(error), hint)
 
     def _begin(self) -> None:
-        self._control = Control(self._host, find_program(self._host, self._settings), self.spec.pipe)
+        self._control = MpsControl(self._host, find_program(self._host, self._settings), self.spec.pipe)
         prepare(self._host, self.spec, root_of(self._settings), self._log)
         self._make_exclusive()
         self._running = self._adopt() or self._start()
@@ -346,7 +346,7 @@ class Keeper(DaemonThread):
         identity = left_behind(self._host, self.spec)
         if identity is None:
             return None
-        adopted = Adopted(self._host, identity)
+        adopted = AdoptedDaemon(self._host, identity)
         if identity.gpus == self.spec.gpus and self._control.answers():
             self._tail.skip()
             self._log.info("using the MPS control daemon that already runs", **self._names, pid=identity.pid)
@@ -458,7 +458,7 @@ class Keeper(DaemonThread):
         """Also ends an earlier daemon that has not been adopted yet."""
         try:
             identity = None if self._running else left_behind(self._host, self.spec)
-            running = Adopted(self._host, identity) if identity else self._running
+            running = AdoptedDaemon(self._host, identity) if identity else self._running
             if running is not None:
                 self._host.remove(self.spec.started)
                 end(self._host, self._ender(), running)
@@ -470,11 +470,11 @@ class Keeper(DaemonThread):
             hint = "the next start restores the compute modes; manually: nvidia-smi -c DEFAULT"
             self._log.error("MPS has not ended cleanly", **self._names, reason=str(error), hint=hint)
 
-    def _ender(self) -> Control:
+    def _ender(self) -> MpsControl:
         if self._control.program:
             return self._control
         try:
-            return Control(self._host, find_program(self._host, self._settings), self.spec.pipe)
+            return MpsControl(self._host, find_program(self._host, self._settings), self.spec.pipe)
         except DaemonError:  # uninstalled meanwhile: only a signal is left
             self._control.deaf = True
             return self._control
@@ -545,4 +545,4 @@ class Onlooker(DaemonThread):
             program = find_program(self._host, self._settings)
         except DaemonError:  # a container without the driver's programs: a listening process is enough
             return has_listener(self._host, pipe)
-        return Control(self._host, program, pipe).answers()
+        return MpsControl(self._host, program, pipe).answers()

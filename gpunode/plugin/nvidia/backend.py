@@ -12,7 +12,7 @@ from gpunode.host import Host
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Answer, Plan, Problem, Resource, Sink, Snapshot, Unit
+from gpunode.plugin.model import Answer, Problem, ReportReceiver, Resource, ResourcePlan, Snapshot, Unit
 from gpunode.plugin.nvidia.platform import Site, read_site, still_so, uses_cdi
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
@@ -47,7 +47,7 @@ class NvidiaBackend:
     def waiting(self) -> str:
         return self._watch.waiting
 
-    def run(self, sink: Sink, stop: Event) -> None:
+    def run(self, sink: ReportReceiver, stop: Event) -> None:
         self._watch.run(sink, stop)
 
     def hurry(self) -> None:
@@ -56,12 +56,12 @@ class NvidiaBackend:
     def let_go(self) -> None:
         self._watch.let_go()
 
-    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+    def plan(self, settings: Settings, inventory: Inventory) -> ResourcePlan:
         site = read_site(self._host, settings, inventory)
         self._read = settings, site
         return plan(self._host, settings, inventory, site)
 
-    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+    def prepare(self, settings: Settings, inventory: Inventory, plan: ResourcePlan) -> None:
         self._planned = self._read
         self._watch.configure(settings)
         if self._specs is None and uses_cdi(settings):

@@ -21,7 +21,7 @@ from gpunode.host import Host
 from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Common, Plan, Problem, Resource, Unit
+from gpunode.plugin.model import Common, Problem, Resource, ResourcePlan, Unit
 from gpunode.plugin.nvidia.platform import Roots, find_roots, imex_node, uses_cdi
 from gpunode.plugin.nvidia.response import CDI_VENDOR
 
@@ -50,7 +50,7 @@ def make_content(
     host: Host,
     settings: Settings,
     inventory: Inventory,
-    plan: Plan,
+    plan: ResourcePlan,
     roots: Roots,
     hooks: HookProgram | None,
 ) -> Content:
@@ -93,7 +93,7 @@ def _parts(gpus: tuple[Gpu, ...], units: Mapping[str, Unit]) -> Iterator[Gpu]:
             yield replace(gpu, mig=mig, error="")
 
 
-def _common(plan: Plan) -> Common:
+def _common(plan: ResourcePlan) -> Common:
     return plan.resources[0].common if plan.resources else Common()
 
 
@@ -208,7 +208,7 @@ _WATCHED = ("/dev", "/dev/nvidia-caps", "/dev/dri", "/dev/infiniband")
 class _SpecSource(NamedTuple):
     settings: Settings
     inventory: Inventory
-    plan: Plan
+    plan: ResourcePlan
 
 
 class CdiSpecs:
@@ -231,7 +231,7 @@ class CdiSpecs:
         self._reported: tuple[str, ...] = ()
         self._problems: Mapping[str, Problem] = {}  # by unit; replaced as a whole
 
-    def write(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+    def write(self, settings: Settings, inventory: Inventory, plan: ResourcePlan) -> None:
         """Write the files that this plan needs, where a cdi-* strategy is on; a failure is a `problem`."""
         with self._lock:
             self._desired = _SpecSource(settings, inventory, plan) if uses_cdi(settings) else None
@@ -328,7 +328,7 @@ class CdiSpecs:
 
     # --- reporting --------------------------------------------------------------------------------------
 
-    def _failed(self, plan: Plan, error: GpunodeError) -> None:
+    def _failed(self, plan: ResourcePlan, error: GpunodeError) -> None:
         """Every unit is unhealthy for one reason, which the log has in one line."""
         self._written = None
         units = {unit.id: unit.index for resource in plan.resources for unit in resource.units}

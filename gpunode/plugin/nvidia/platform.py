@@ -15,7 +15,7 @@ from gpunode.gpu.library_paths import NVML as library_paths_NVML
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Common, Device, Plan, Unit
+from gpunode.plugin.model import Common, KubeletDevice, ResourcePlan, Unit
 from gpunode.plugin.sharing import share
 
 NVML, WSL, TEGRA = "nvml", "wsl", "tegra"
@@ -44,14 +44,14 @@ def tegra_files(host: Host) -> bool:
     return host.is_file("/etc/nv_tegra_release") or family.strip().lower().startswith("tegra")
 
 
-def one_device_plan(platform: str, settings: Settings) -> Plan:
+def one_device_plan(platform: str, settings: Settings) -> ResourcePlan:
     """The whole node as one device. `ConfigError` if the settings require an unsupported feature."""
     if any(strategy.startswith("cdi-") for strategy in settings.device_list_strategy):
         raise ConfigError(
             f"gpunode writes no CDI specification for {platform}, so device-list-strategy can't be cdi-*",
             hint=f"use envvar; nvidia-ctk cdi generate --mode={_CTK_MODES[platform]} serves other containers",
         )
-    devices = {settings.resource_name: (Device(_UNITS[platform].id, _UNITS[platform]),)}
+    devices = {settings.resource_name: (KubeletDevice(_UNITS[platform].id, _UNITS[platform]),)}
     refusal = "MPS needs GPUs that NVML can name" if settings.shares_by_mps else ""
     return share(devices, settings.sharing, lambda unit, entry: refusal)
 

@@ -16,10 +16,10 @@ from gpunode.gpu.model import Gpu, Inventory, MigDevice
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings, SharedResource, resource_name_problem
 from gpunode.plugin.model import (
-    Device,
+    KubeletDevice,
     LeftOut,
-    Plan,
     Problem,
+    ResourcePlan,
     Unit,
     deselection,
     gpu_unit,
@@ -180,7 +180,7 @@ DOMAIN = "nvidia.com"
 DISPLAY_ONLY = {"DGX Display", "NVIDIA DGX Display"}  # drives a monitor, runs no CUDA
 
 
-def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None = None) -> Plan:
+def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None = None) -> ResourcePlan:
     """Resources and devices for this inventory; files are read, nothing is changed. `site` if it was read.
 
     `ConfigError` if two entries of a sharing section name the same device, or a name isn't valid.
@@ -196,13 +196,15 @@ def plan(host: Host, settings: Settings, inventory: Inventory, site: Site | None
     selected = _selected(settings, candidates, notes)
     by_name = _by_resource_name(settings, selected, notes)
     devices = {
-        name: tuple(Device(candidate.unit.id, candidate.unit, candidate.problem) for candidate in units)
+        name: tuple(
+            KubeletDevice(candidate.unit.id, candidate.unit, candidate.problem) for candidate in units
+        )
         for name, units in by_name.items()
     }
     cut_gpus = frozenset(candidate.unit.id for candidate in selected if candidate.cut)
     shared = share(devices, settings.sharing, mps_refusal(settings, inventory.cuda_version, cut_gpus))
     resources = tuple(replace(resource, common=site.common) for resource in shared.resources)
-    return Plan(resources, (*notes.left_out, *shared.left_out), (*notes.warnings, *shared.warnings))
+    return ResourcePlan(resources, (*notes.left_out, *shared.left_out), (*notes.warnings, *shared.warnings))
 
 
 # --- units ----------------------------------------------------------------------------------------------

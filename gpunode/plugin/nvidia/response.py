@@ -10,7 +10,15 @@ from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Answer, DeviceNode, Mount, Resource, Snapshot, Unit, requested_devices
+from gpunode.plugin.model import (
+    Answer,
+    ContainerDevice,
+    ContainerMount,
+    Resource,
+    Snapshot,
+    Unit,
+    requested_devices,
+)
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
@@ -32,7 +40,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     names = [unit.index if settings.device_id_strategy == "index" else unit.id for unit in units]
     strategies = settings.device_list_strategy
     envs: dict[str, str] = {}
-    mounts: list[Mount] = []
+    mounts: list[ContainerMount] = []
     if resource.sharing == "mps":
         from gpunode.plugin.mps.layout import container_parts
 
@@ -44,7 +52,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
         if "cdi-annotations" in strategies
         else {}
     )
-    nodes: tuple[DeviceNode, ...] = ()
+    nodes: tuple[ContainerDevice, ...] = ()
     channels = [str(channel) for channel in resource.common.channels]
     if "envvar" in strategies:
         envs[VISIBLE_DEVICES] = ",".join(names)
@@ -53,7 +61,7 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     if "volume-mounts" in strategies:
         envs[VISIBLE_DEVICES] = MOUNTED
         targets = (*names, *(f"imex/{channel}" for channel in channels))
-        mounts += [Mount("/dev/null", f"{MOUNTED}/{target}") for target in targets]
+        mounts += [ContainerMount("/dev/null", f"{MOUNTED}/{target}") for target in targets]
     if settings.pass_device_specs and ("envvar" in strategies or "volume-mounts" in strategies):
         nodes = _nodes(settings, resource, units)
     return Answer(envs, tuple(mounts), nodes, annotations, cdi if "cdi-cri" in strategies else ())
@@ -91,8 +99,10 @@ def annotation_key(prefix: str, resource: str) -> str:
     return f"{prefix}{_ANNOTATION}{name}"
 
 
-def _nodes(settings: Settings, resource: Resource, units: Iterable[Unit]) -> tuple[DeviceNode, ...]:
+def _nodes(settings: Settings, resource: Resource, units: Iterable[Unit]) -> tuple[ContainerDevice, ...]:
     """Control nodes, then the units' own, then IMEX channels: each once, below the device root."""
     root = (settings.dev_root or settings.driver_root).rstrip("/")
     own = (path for unit in units for path in unit.paths)
-    return tuple(DeviceNode(f"{root}{path}", path) for path in dict.fromkeys((*resource.common.nodes, *own)))
+    return tuple(
+        ContainerDevice(f"{root}{path}", path) for path in dict.fromkeys((*resource.common.nodes, *own))
+    )

@@ -40,7 +40,7 @@ from gpunode.host.process import LineChild
 from gpunode.output.typed import from_plain
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log, OnChange, Rarely
-from gpunode.plugin.model import Sink, pci_numbers
+from gpunode.plugin.model import ReportReceiver, pci_numbers
 from gpunode.plugin.nvidia.platform import TEGRA, nvml_library
 
 # XIDs that happened while no child listened: from the kernel's log.
@@ -133,7 +133,7 @@ _CHECK_SECONDS = 5.0  # how often `stopped` is called while no line arrives and 
 _FATAL = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
-class Outcome(NamedTuple):
+class WatcherEnd(NamedTuple):
     """How a watcher ended. `kind`: stopped (by us), again, error (reported by NVML), hung, crashed.
 
     `question` is the query that NVML has not answered, and `waiting` the wait for events, if it was in one.
@@ -144,7 +144,7 @@ class Outcome(NamedTuple):
     question: NvmlQuestion | None = None
     waiting: NvmlQuestion | None = None
 
-    def ended(self, code: int | None) -> Outcome:
+    def ended(self, code: int | None) -> WatcherEnd:
         """The end with its exit code: only a signal of the processor or of abort(3) is a crash of NVML's."""
         if self.kind != "crashed":
             return self
@@ -154,7 +154,7 @@ class Outcome(NamedTuple):
         ended = f"was ended by {signal_name(code)}" if code and code < 0 else f"ended with status {code}"
         return self._replace(question=None, reason=self.reason or f"the NVML process {ended}")
 
-    def because(self, reason: str) -> Outcome:
+    def because(self, reason: str) -> WatcherEnd:
         """The end with this reason and the query."""
         return self._replace(reason=f"{reason}: {self.question}" if self.question else reason)
 
@@ -165,7 +165,7 @@ class ChildReader:
     def __init__(
         self,
         child: LineChild,
-        sink: Sink,
+        sink: ReportReceiver,
         log: Log,
         seconds: float,
         on_inventory: Callable[[str], None],
@@ -187,7 +187,7 @@ class ChildReader:
         self._watching = False
         self._whole = False  # GPUs and their events are known, and missed events were reported
 
-    def run(self, stopped: Callable[[], bool]) -> Outcome:
+    def run(self, stopped: Callable[[], bool]) -> WatcherEnd:
         """Read until it ends, is silent for too long without another query to NVML, or `stopped`."""
         deadline = self._clock() + self._seconds
         pause = min(_CHECK_SECONDS, self._seconds / 3)
@@ -208,9 +208,9 @@ class ChildReader:
             outcome = self._take(line)
             if outcome is not None:
                 return outcome
-        return Outcome("stopped")
+        return WatcherEnd("stopped")
 
-    def _take(self, line: str) -> Outcome | None:
+    def _take(self, line: str) -> WatcherEnd | None:
         try:
             document = json.loads(line)
             if not isinstance(document, dict):
@@ -231,7 +231,7 @@ class ChildReader:
                 self._log.warning("XID while NVML was reopened", device=event.uuid, xid=event.xid)
                 self._sink.event(event)
 
-    def _document(self, document: dict[str, Any]) -> Outcome | None:
+    def _document(self, document: dict[str, Any]) -> WatcherEnd | None:
         if "event" in document:
             self._sink.event(from_plain(GpuEvent, document["event"]))
         elif "readings" in document:
@@ -244,9 +244,9 @@ class ChildReader:
             self._watching = "error" not in document["watching"]
             self._tell_watching(document["watching"])
         elif "error" in document:
-            return Outcome("error", str(document["error"]["message"]))
+            return WatcherEnd("error", str(document["error"]["message"]))
         elif "again" in document:
-            return Outcome("again", str(document["again"]))
+            return WatcherEnd("again", str(document["again"]))
         elif "stuck" in document:
             stuck = self._end("hung", "")
             outcome = stuck._replace(question=stuck.question or stuck.waiting)
@@ -286,11 +286,11 @@ class ChildReader:
         for uuid, reason in state["failed"].items():
             self._log.warning("this GPU's events can't be watched", device=uuid, reason=reason)
 
-    def _end(self, kind: str, reason: str) -> Outcome:
+    def _end(self, kind: str, reason: str) -> WatcherEnd:
         words = self._child.last_words
         if kind == "crashed" and not reason and words:
             reason = f"the NVML process ended: {words}"
-        return Outcome(kind, reason, *self._note()[1:])
+        return WatcherEnd(kind, reason, *self._note()[1:])
 
     def _note(self) -> tuple[int, NvmlQuestion | None, NvmlQuestion | None]:
         try:
@@ -391,7 +391,7 @@ class Watch:
 
     # --- the loop ---------------------------------------------------------------------------------------
 
-    def run(self, sink: Sink, stop: Event) -> None:
+    def run(self, sink: ReportReceiver, stop: Event) -> None:
         if self._settings.device_discovery_strategy == TEGRA:  # one device, and no NVML to query
             self.waiting = ""
             sink.seen(Inventory(""), Topology())
@@ -418,11 +418,11 @@ class Watch:
             self._end_child()
             self._missed.close()
 
-    def _listen(self, sink: Sink, stop: Event) -> Outcome:
+    def _listen(self, sink: ReportReceiver, stop: Event) -> WatcherEnd:
         """Run one child to its end."""
         self._stuck = [child for child in self._stuck if not child.ended()]
         if len(self._stuck) >= _MOST_STUCK:
-            return Outcome("hung", f"{len(self._stuck)} processes are stuck inside the driver")
+            return WatcherEnd("hung", f"{len(self._stuck)} processes are stuck inside the driver")
         addresses = gpu_addresses(self._host)
         if addresses != self._addresses:  # the indexes may mean other GPUs now
             self._addresses = addresses
@@ -431,7 +431,7 @@ class Watch:
         try:
             child = self._start(self._options())
         except ChildFailure as error:
-            return Outcome("crashed", error.reason)
+            return WatcherEnd("crashed", error.reason)
         with self._lock:
             self._child = child
         seconds, clock = self._settings.probe_seconds, self._host.monotonic
@@ -454,7 +454,7 @@ class Watch:
             self._stuck.append(child)
         return code
 
-    def _handle_end(self, outcome: Outcome, sink: Sink, lived: float) -> float:
+    def _handle_end(self, outcome: WatcherEnd, sink: ReportReceiver, lived: float) -> float:
         """Handle a child's end; return the seconds until the next one."""
         if outcome.kind == "stopped":
             return 0.0
@@ -473,7 +473,7 @@ class Watch:
             )
         return self._unanswered(outcome, sink)
 
-    def _unanswered(self, outcome: Outcome, sink: Sink) -> float:
+    def _unanswered(self, outcome: WatcherEnd, sink: ReportReceiver) -> float:
         """NVML hung or crashed."""
         question = outcome.question
         if question is not None and question.gpus and question.part != GPU:
@@ -510,7 +510,7 @@ class Watch:
             else:
                 self._log.warning(_IGNORED[question.part], **where, **more)
 
-    def _broken(self, sink: Sink, reason: str, sure: bool) -> None:
+    def _broken(self, sink: ReportReceiver, reason: str, sure: bool) -> None:
         sink.broken(reason, sure)
         what = "NVML is broken" if self._seen else "waiting for the NVIDIA driver"
         self.waiting = f"{what}: {reason}" if sure or not self._seen else self.waiting
@@ -576,7 +576,7 @@ class Watch:
     def _spawn(self, options: Mapping[str, Any]) -> LineChild:
         return start(self._host, "gpunode.gpu.nvml_watcher", options)
 
-    def _replay(self, sink: Sink, stop: Event) -> None:
+    def _replay(self, sink: ReportReceiver, stop: Event) -> None:
         """A recorded machine answers once, and never changes."""
         seen = probe(self._host)
         if seen.inventory is not None:

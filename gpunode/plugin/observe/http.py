@@ -58,7 +58,9 @@ class WebServer(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, listening: socket.socket, routes: Mapping[str, Route], log: Log) -> None:
-        BaseServer.__init__(self, listening.getsockname(), _Handler)  # HTTPServer's would make a socket
+        BaseServer.__init__(
+            self, listening.getsockname(), _RequestHandler
+        )  # HTTPServer's would make a socket
         self.socket = listening
         self.routes = routes
         self._log = log
@@ -157,7 +159,7 @@ class _RequestLines:
         self._stream.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     server_version = "gpunode"
     sys_version = ""
 

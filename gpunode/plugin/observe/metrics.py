@@ -28,7 +28,7 @@ from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Reading
 from gpunode.plugin.config.settings import pod_resources_socket
 from gpunode.plugin.logfmt import OnChange
-from gpunode.plugin.model import Device, Problem
+from gpunode.plugin.model import KubeletDevice, Problem
 
 if TYPE_CHECKING:
     from gpunode.gpu.nvml import GpuEvent
@@ -365,7 +365,7 @@ def of_containers(service: PluginService, holdings: tuple[Holding, ...]) -> Iter
             continue
         holder = (holding.namespace, holding.pod, holding.container)
         yield Sample("gpunode_container_devices", (*holder, holding.resource), len(holding.ids))
-        shares: dict[str, tuple[Device, int]] = {}
+        shares: dict[str, tuple[KubeletDevice, int]] = {}
         for device in filter(None, map(snapshots[holding.resource].by_id.get, holding.ids)):
             unit = device.unit
             if device.id != unit.id:
@@ -377,7 +377,9 @@ def of_containers(service: PluginService, holdings: tuple[Holding, ...]) -> Iter
             yield Sample("gpunode_container_gpu_shares", labels, count)
 
 
-def _use_of_device(device: Device, labels: tuple[str, ...], reading: Reading | None) -> Iterator[Sample]:
+def _use_of_device(
+    device: KubeletDevice, labels: tuple[str, ...], reading: Reading | None
+) -> Iterator[Sample]:
     unit = device.unit
     if unit.memory_bytes:
         yield Sample("gpunode_container_gpu_memory_total_bytes", labels, unit.memory_bytes)

@@ -11,10 +11,10 @@ from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.model import Answer, Plan, Sink, Snapshot
+from gpunode.plugin.model import Answer, ReportReceiver, ResourcePlan, Snapshot
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
-from gpunode.plugin.simulate.faults import Control, Fault
+from gpunode.plugin.simulate.faults import Fault, FaultServer
 from gpunode.plugin.simulate.node import SimulatedNode, on_machine
 
 MARK = "GPUNODE_SIMULATED"
@@ -37,7 +37,7 @@ class SimulatedBackend:
     def waiting(self) -> str:
         return "" if self._reported else self._node.driver_gone or "making the simulated GPUs"
 
-    def run(self, sink: Sink, stop: Event) -> None:
+    def run(self, sink: ReportReceiver, stop: Event) -> None:
         spec = self._settings.simulate
         self._log.warning("these GPUs are simulated", simulate=spec, gpus=len(self._node.inventory.gpus))
         self._report(sink)
@@ -58,9 +58,11 @@ class SimulatedBackend:
         if control is not None:
             control.close()
 
-    def _control(self, sink: Sink) -> Control | None:
+    def _control(self, sink: ReportReceiver) -> FaultServer | None:
         try:
-            control = Control(self._host, self._settings.state_dir, lambda fault: self._happens(sink, fault))
+            control = FaultServer(
+                self._host, self._settings.state_dir, lambda fault: self._happens(sink, fault)
+            )
         except GpunodeError as error:
             self._log.warning(
                 "no faults can be injected", reason=error.message, hint=error.hint or "set --state-dir"
@@ -69,7 +71,7 @@ class SimulatedBackend:
         self._log.info("faults can be injected", socket=control.path)
         return control
 
-    def _happens(self, sink: Sink, fault: Fault) -> None:
+    def _happens(self, sink: ReportReceiver, fault: Fault) -> None:
         events = self._node.apply(fault)
         self._log.info("injected", fault=fault.line)
         for event in events:
@@ -78,7 +80,7 @@ class SimulatedBackend:
         sink.readings(self._node.readings)
         self._next_look = self._host.monotonic() + _LOOK_SECONDS  # each change is checked twice, as with NVML
 
-    def _report(self, sink: Sink) -> None:
+    def _report(self, sink: ReportReceiver) -> None:
         self._reported = not self._node.driver_gone
         if self._reported:
             sink.seen(self._node.inventory, self._node.topology)
@@ -91,10 +93,10 @@ class SimulatedBackend:
     def let_go(self) -> None:
         """Does nothing: no handle is kept open."""
 
-    def plan(self, settings: Settings, inventory: Inventory) -> Plan:
+    def plan(self, settings: Settings, inventory: Inventory) -> ResourcePlan:
         return plan(self._host, settings, on_machine(inventory, self._host))
 
-    def prepare(self, settings: Settings, inventory: Inventory, plan: Plan) -> None:
+    def prepare(self, settings: Settings, inventory: Inventory, plan: ResourcePlan) -> None:
         """No CDI specification, because it would name missing device nodes."""
 
     def answer(self, settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer:

@@ -168,7 +168,7 @@ def socket_path(state_dir: str) -> str:
     return f"{state_dir.rstrip('/')}/simulated.sock"
 
 
-class Control:
+class FaultServer:
     """The server's end, for one thread. `apply` injects a fault."""
 
     def __init__(self, host: Host, state_dir: str, apply: Callable[[Fault], None]) -> None:

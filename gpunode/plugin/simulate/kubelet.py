@@ -59,7 +59,7 @@ class DemoKubelet:
             query(pb.Empty(), timeout=_DIAL_SECONDS, wait_for_ready=True)
         except grpc.RpcError as error:
             channel.close()
-            raise server.Refused("UNKNOWN", f"can't reach the plugin: {error!r}") from error
+            raise server.RefusedRequest("UNKNOWN", f"can't reach the plugin: {error!r}") from error
         arguments = (channel, request.resource_name)
         Thread(target=self._list_and_watch, args=arguments, name="list-and-watch", daemon=True).start()
         return pb.Empty()

@@ -22,7 +22,7 @@ from gpunode.plugin.simulate.faults import ALL, Fault
 
 
 @dataclass(frozen=True)
-class Profile:
+class SimulatedProfile:
     """A MIG profile: `size` of the GPU's memory slots from one of `starts`, at most `limit` of them."""
 
     name: str
@@ -57,27 +57,27 @@ class Model:
         return 8 if len(self.mig) == 4 else 4
 
     @property
-    def profiles(self) -> tuple[Profile, ...]:
+    def profiles(self) -> tuple[SimulatedProfile, ...]:
         """The MIG profiles that it offers, largest first."""
         if not self.mig:
             return ()
         if self.slots == 4:
             gb1, gb2, gb4 = self.mig
             return (
-                Profile(f"4g.{gb4}gb", 4, (0,), 1),
-                Profile(f"2g.{gb2}gb", 2, (0, 2), 2),
-                Profile(f"1g.{gb1}gb", 1, (0, 1, 2, 3), 4),
-                Profile(f"1g.{gb1}gb+me", 1, (0, 1, 2, 3), 1),
+                SimulatedProfile(f"4g.{gb4}gb", 4, (0,), 1),
+                SimulatedProfile(f"2g.{gb2}gb", 2, (0, 2), 2),
+                SimulatedProfile(f"1g.{gb1}gb", 1, (0, 1, 2, 3), 4),
+                SimulatedProfile(f"1g.{gb1}gb+me", 1, (0, 1, 2, 3), 1),
             )
         gb1, gb2, gb4, gb8 = self.mig
         return (
-            Profile(f"7g.{gb8}gb", 8, (0,), 1),
-            Profile(f"4g.{gb4}gb", 4, (0,), 1),
-            Profile(f"3g.{gb4}gb", 4, (0, 4), 2),
-            Profile(f"2g.{gb2}gb", 2, (0, 2, 4), 3),
-            Profile(f"1g.{gb2}gb", 2, (0, 2, 4, 6), 4),
-            Profile(f"1g.{gb1}gb", 1, tuple(range(7)), 7),
-            Profile(f"1g.{gb1}gb+me", 1, tuple(range(7)), 1),
+            SimulatedProfile(f"7g.{gb8}gb", 8, (0,), 1),
+            SimulatedProfile(f"4g.{gb4}gb", 4, (0,), 1),
+            SimulatedProfile(f"3g.{gb4}gb", 4, (0, 4), 2),
+            SimulatedProfile(f"2g.{gb2}gb", 2, (0, 2, 4), 3),
+            SimulatedProfile(f"1g.{gb2}gb", 2, (0, 2, 4, 6), 4),
+            SimulatedProfile(f"1g.{gb1}gb", 1, tuple(range(7)), 7),
+            SimulatedProfile(f"1g.{gb1}gb+me", 1, tuple(range(7)), 1),
         )
 
 
@@ -160,7 +160,7 @@ MODELS = {
 # MIG layouts of simulated GPUs: ``3g.20gb/1g.5gb*4``, laid into the GPU's memory slots as the driver would.
 # Pure.
 
-Placed = tuple[Profile, int]
+Placed = tuple[SimulatedProfile, int]
 
 
 def stable_uuid(*of: object) -> str:
@@ -176,7 +176,7 @@ def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
     known = {profile.name: profile for profile in model.profiles}
     if not known:
         raise UsageError(f"{model.name} has no MIG")
-    desired: list[Profile] = []
+    desired: list[SimulatedProfile] = []
     for item in text.split("/"):
         name, _, count = item.strip().partition("*")
         if name not in known:
@@ -196,7 +196,7 @@ def parse_layout(text: str, model: Model) -> tuple[Placed, ...]:
     return placed
 
 
-def _place(desired: Sequence[Profile], occupied: frozenset[int]) -> tuple[Placed, ...] | None:
+def _place(desired: Sequence[SimulatedProfile], occupied: frozenset[int]) -> tuple[Placed, ...] | None:
     """The first possible placement; with at most seven profiles, trying is quick."""
     if not desired:
         return ()
@@ -238,7 +238,7 @@ _GRAMMAR = "MODEL[:COUNT][,mig=LAYOUT][,links=...][,node=NAME][,numa=N][,driver=
 
 
 @dataclass(frozen=True)
-class Group:
+class GpuGroup:
     """One part of a specification."""
 
     model: Model
@@ -270,7 +270,7 @@ def load(spec: str, host: Host | None = None) -> tuple[Inventory, Topology]:
     return node.inventory, node.topology
 
 
-def parse(spec: str) -> tuple[Group, ...]:
+def parse(spec: str) -> tuple[GpuGroup, ...]:
     """The groups of a specification."""
     groups = tuple(_group(part.strip()) for part in _GROUPS.split(spec))
     total = sum(group.count for group in groups)
@@ -279,7 +279,7 @@ def parse(spec: str) -> tuple[Group, ...]:
     return groups
 
 
-def _group(text: str) -> Group:
+def _group(text: str) -> GpuGroup:
     head, *rest = text.split(",")
     key, _, count = head.partition(":")
     if key not in MODELS:
@@ -300,7 +300,7 @@ def _group(text: str) -> Group:
         raise UsageError(f"links={options['links']} is not one of {', '.join(_LINKS)}")
     if not options.get("numa", "0").isdecimal() or int(options.get("numa", "0")[:4]) > MOST:
         raise UsageError(f"numa={options['numa']} is not a number of NUMA nodes")
-    return Group(MODELS[key], int(count or MODELS[key].count), options)
+    return GpuGroup(MODELS[key], int(count or MODELS[key].count), options)
 
 
 def _nearest(key: str) -> str:
@@ -310,17 +310,17 @@ def _nearest(key: str) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _node_options(groups: tuple[Group, ...]) -> dict[str, str]:
+def _node_options(groups: tuple[GpuGroup, ...]) -> dict[str, str]:
     return {name: value for group in groups for name, value in group.options.items()}
 
 
-def node_name(groups: tuple[Group, ...], host: Host | None) -> str:
+def node_name(groups: tuple[GpuGroup, ...], host: Host | None) -> str:
     """The seed of this node's UUIDs."""
     name = _node_options(groups).get("node", "")
     return name or (host and (host.read_text("/proc/sys/kernel/hostname") or "").strip()) or "simulated"
 
 
-def slots(groups: tuple[Group, ...], host: Host | None) -> tuple[Slot, ...]:
+def slots(groups: tuple[GpuGroup, ...], host: Host | None) -> tuple[Slot, ...]:
     """Every GPU of the node in the order of its index."""
     node, total = node_name(groups, host), sum(group.count for group in groups)
     sockets = int(_node_options(groups).get("numa", max(group.model.sockets for group in groups)))
@@ -351,14 +351,14 @@ def with_layout(gpu: Gpu, model: Model, text: str) -> Gpu:
     return replace(gpu, mig_enabled=bool(text), mig=mig)
 
 
-def _address(groups: tuple[Group, ...], index: int) -> str:
+def _address(groups: tuple[GpuGroup, ...], index: int) -> str:
     known = groups[0].model.addresses
     if len(groups) == 1 and groups[0].count <= len(known):
         return known[index]
     return f"{index // 16:04x}:{0x10 + index % 16 * 13:02x}:00.0"
 
 
-def profile_topology(groups: tuple[Group, ...], gpu_slots: tuple[Slot, ...]) -> Topology:
+def profile_topology(groups: tuple[GpuGroup, ...], gpu_slots: tuple[Slot, ...]) -> Topology:
     """PCIe levels and NVLinks. A GPU in MIG mode has no NVLink."""
     first = [sum(group.count for group in groups[:number]) for number in range(len(groups))]
     pairs, switched = [], {}
@@ -376,7 +376,7 @@ def profile_topology(groups: tuple[Group, ...], gpu_slots: tuple[Slot, ...]) -> 
     return Topology(tuple(pairs), switched)
 
 
-def _direct(groups: tuple[Group, ...], a: Slot, b: Slot, place: tuple[int, int]) -> int:
+def _direct(groups: tuple[GpuGroup, ...], a: Slot, b: Slot, place: tuple[int, int]) -> int:
     how, count = groups[a.group].links
     if a.group != b.group or a.gpu.mig_enabled or b.gpu.mig_enabled:
         return 0
@@ -391,7 +391,7 @@ DRIVER_GONE = "the driver is not loaded (simulated)"
 
 
 @dataclass(frozen=True)
-class Condition:
+class FaultHistory:
     """Events of one GPU since its start."""
 
     lost: bool = False
@@ -409,7 +409,7 @@ class SimulatedNode:
     def __init__(self, spec: str, host: Host | None = None) -> None:
         self._groups = parse(spec)
         self._slots = list(slots(self._groups, host))
-        self._conditions = {slot.gpu.index: Condition() for slot in self._slots}
+        self._conditions = {slot.gpu.index: FaultHistory() for slot in self._slots}
         self._driver = _node_options(self._groups).get("driver", DRIVER)
         self._loads = 1
         self.driver_gone = ""
@@ -495,7 +495,7 @@ class SimulatedNode:
             self._conditions[index] = replace(now, ecc=now.ecc + more, ecc_ever=now.ecc_ever + more)
             return [GpuEvent("ecc-double", uuid)]
         elif fault.name == "reset":
-            self._conditions[index] = Condition(ecc_ever=now.ecc_ever, remap=_after_reset(now.remap))
+            self._conditions[index] = FaultHistory(ecc_ever=now.ecc_ever, remap=_after_reset(now.remap))
             self._slots[index] = replace(slot, gpu=replace(slot.gpu, mig=()))
         else:
             self._conditions[index] = _CHANGES[fault.name](now, fault.value)
@@ -538,7 +538,7 @@ def _after_reset(remap: str) -> str:
     return "failed" if remap == "failed" else "none"
 
 
-_CHANGES: Mapping[str, Callable[[Condition, str], Condition]] = {
+_CHANGES: Mapping[str, Callable[[FaultHistory, str], FaultHistory]] = {
     "lost": lambda now, value: replace(now, lost=True),
     "return": lambda now, value: replace(now, lost=False),
     "unplug": lambda now, value: replace(now, unplugged=True),
@@ -546,5 +546,5 @@ _CHANGES: Mapping[str, Callable[[Condition, str], Condition]] = {
     "remap": lambda now, value: replace(now, remap=value),
     "recovery": lambda now, value: replace(now, recovery=value),
     "fabric": lambda now, value: replace(now, fabric=value),
-    "heal": lambda now, value: Condition(),
+    "heal": lambda now, value: FaultHistory(),
 }

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gpunode.cdi.locations import STANDARD
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
-from gpunode.facts.cdi import DIRECTORIES, CdiSpec, nvidia_specs
+from gpunode.facts.cdi import DIRECTORIES, SpecFile, nvidia_specs
 from gpunode.facts.registry import ENGINES
 from gpunode.gpu.vectoradd import DeviceResult
 from gpunode.host import Host
@@ -46,7 +46,7 @@ class CdiReading:
 
 
 @dataclass(frozen=True)
-class Way:
+class GpuAccess:
     """The handler to run with, or the engine's own default one ("") and CDI devices; never both."""
 
     reading: CdiReading
@@ -57,7 +57,9 @@ class Way:
         return f"cdi {', '.join(self.devices)}" if self.devices else f"handler {self.handler}"
 
 
-def choose(host: Host, desired: str, cdi: bool, handlers: tuple[str, ...] | None, reading: CdiReading) -> Way:
+def choose(
+    host: Host, desired: str, cdi: bool, handlers: tuple[str, ...] | None, reading: CdiReading
+) -> GpuAccess:
     """The handler `desired` if the engine has it, else CDI; only CDI if the caller sets `cdi`.
 
     `handlers` is None for an engine that doesn't report them. A handler that the user chose by a name other
@@ -65,12 +67,12 @@ def choose(host: Host, desired: str, cdi: bool, handlers: tuple[str, ...] | None
     """
     if cdi:
         _require(host, reading)
-        return Way(reading, devices=(ALL,))
+        return GpuAccess(reading, devices=(ALL,))
     if handlers is None or desired in handlers:
-        return Way(reading, desired)
+        return GpuAccess(reading, desired)
     has_cdi = reading.enabled is not False and not _too_old(reading)
     if desired == DEFAULT_HANDLER and has_cdi and gpu_specs(host, reading):
-        return Way(reading, devices=(ALL,))
+        return GpuAccess(reading, devices=(ALL,))
     raise missing_handler(reading, desired, handlers)
 
 
@@ -88,7 +90,7 @@ def missing_handler(reading: CdiReading, desired: str, known: Sequence[str]) -> 
     )
 
 
-def gpu_specs(host: Host, reading: CdiReading) -> tuple[CdiSpec, ...]:
+def gpu_specs(host: Host, reading: CdiReading) -> tuple[SpecFile, ...]:
     """Specifications of NVIDIA's GPUs in the engine's directories, broken ones included."""
     specs = nvidia_specs(host, reading.directories)
     return tuple(spec for spec in specs if spec.kind == KIND or (spec.problem and not spec.kind))
@@ -259,7 +261,7 @@ class ContainerOutcome:
     stdout: str
     stderr: str
     seconds: float
-    way: Way
+    way: GpuAccess
 
 
 def first_contact(question: Callable[[], _Answer]) -> _Answer:

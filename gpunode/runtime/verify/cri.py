@@ -40,7 +40,7 @@ from gpunode.runtime.verify.container import (
     CdiReading,
     ContainerOutcome,
     ContainerRequest,
-    Way,
+    GpuAccess,
     choose,
     clean_up,
     first_contact,
@@ -66,7 +66,7 @@ class CriEngine:
     """
 
     cri: Cri
-    way: Way
+    way: GpuAccess
     pause: str
     cgroup_parent: str
     load_image: Callable[[bytes], None]

@@ -19,7 +19,7 @@ from gpunode.runtime.verify.container import (
     CdiReading,
     ContainerOutcome,
     ContainerRequest,
-    Way,
+    GpuAccess,
     choose,
     clean_up,
     first_contact,
@@ -70,7 +70,7 @@ def _socket(host: Host, request: ContainerRequest) -> str:
     return daemon.socket or DEFAULT_SOCKET
 
 
-def _way(host: Host, api: DockerApi, request: ContainerRequest) -> Way:
+def _way(host: Host, api: DockerApi, request: ContainerRequest) -> GpuAccess:
     """How the container gets its GPUs; checked before anything is made, like the caller's image."""
     info = first_contact(api.info)
     runtimes = info.get("Runtimes")
@@ -92,7 +92,7 @@ def _reading(info: Mapping[str, Any]) -> CdiReading:
 
 
 def _run_container(
-    host: Host, api: DockerApi, request: ContainerRequest, way: Way, image: str, name: str
+    host: Host, api: DockerApi, request: ContainerRequest, way: GpuAccess, image: str, name: str
 ) -> int:
     try:
         api.create_container(specification(request, way, image, labels(host)), name)
@@ -108,7 +108,7 @@ def _run_container(
 
 
 def specification(
-    request: ContainerRequest, way: Way, image: str, marks: Mapping[str, str]
+    request: ContainerRequest, way: GpuAccess, image: str, marks: Mapping[str, str]
 ) -> dict[str, Any]:
     """The body of ``POST /containers/create``; `marks` are its labels."""
     settings: dict[str, Any] = {

@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from gpunode.cdi.locations import STANDARD
 from gpunode.cdi.versions import reads, text
 from gpunode.errors import DaemonError, GpunodeError
-from gpunode.facts.cdi import CdiSpec
+from gpunode.facts.cdi import SpecFile
 from gpunode.host import Host
-from gpunode.runtime.verify.container import KIND, CdiReading, Way, gpu_specs, no_specification, rewriting
+from gpunode.runtime.verify.container import (
+    KIND,
+    CdiReading,
+    GpuAccess,
+    gpu_specs,
+    no_specification,
+    rewriting,
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ CAUSES = (
 )
 
 
-def explain(host: Host, error: DaemonError, way: Way) -> DaemonError:
+def explain(host: Host, error: DaemonError, way: GpuAccess) -> DaemonError:
     """The same failure with its cause in front; an unknown one with how the container got its GPUs.
 
     Where the GPUs come by CDI, the specification's files are checked first: engines report any error in them
@@ -145,7 +152,7 @@ _LIBCUDA = "libcuda.so"
 _UNRESOLVED = "unresolvable CDI devices"
 
 
-def explain_cdi(host: Host, error: DaemonError, way: Way) -> DaemonError | None:
+def explain_cdi(host: Host, error: DaemonError, way: GpuAccess) -> DaemonError | None:
     """Why a container with CDI devices didn't start, from the files themselves; None if they look right."""
     try:
         specs = gpu_specs(host, way.reading)
@@ -171,7 +178,7 @@ class _Fault:
     code: str = "cdi-unresolvable"
 
 
-def _missing(host: Host, specs: Sequence[CdiSpec], message: str) -> Iterator[_Fault]:
+def _missing(host: Host, specs: Sequence[SpecFile], message: str) -> Iterator[_Fault]:
     """Paths in the specifications that the message names and that don't exist on the node."""
     for spec in specs:
         paths = (*spec.mounts, *spec.hooks, *(node.path for node in spec.nodes))
@@ -181,7 +188,7 @@ def _missing(host: Host, specs: Sequence[CdiSpec], message: str) -> Iterator[_Fa
                 yield _Fault(what, rewriting(spec.path), "cdi-stale")
 
 
-def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[_Fault]:
+def _faults(specs: Sequence[SpecFile], way: GpuAccess) -> Iterator[_Fault]:
     """Why none of these files gives the engine its devices: the first is the one to report."""
     desired = {device.partition("=")[2] for device in way.devices}
     naming = [spec for spec in specs if desired & set(spec.names)]
@@ -203,11 +210,11 @@ def _faults(specs: Sequence[CdiSpec], way: Way) -> Iterator[_Fault]:
         yield _Fault(what, f"keep one of them: rm {twice[-1].path}")
 
 
-def _places(specs: Sequence[CdiSpec]) -> str:
+def _places(specs: Sequence[SpecFile]) -> str:
     return " and ".join(spec.path for spec in specs)
 
 
-def _too_new(spec: CdiSpec, reading: CdiReading) -> str:
+def _too_new(spec: SpecFile, reading: CdiReading) -> str:
     """Empty if this engine reads it, or if its release isn't known."""
     newest = reads(reading.engine, reading.version) if reading.version else None
     parts = spec.version.split(".")
@@ -222,7 +229,7 @@ def _too_new(spec: CdiSpec, reading: CdiReading) -> str:
     )
 
 
-def without_driver(host: Host, way: Way) -> GpunodeError:
+def without_driver(host: Host, way: GpuAccess) -> GpunodeError:
     """The container ran, by CDI, and its loader found no libcuda: what the specification lacks."""
     specs = [spec for spec in gpu_specs(host, way.reading) if spec.kind == KIND]
     mounted = [path for spec in specs for path in spec.mounts if _LIBCUDA in path.rpartition("/")[2]]

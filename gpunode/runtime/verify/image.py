@@ -24,7 +24,7 @@ from gpunode.gpu.vectoradd import MODULE, PROGRAM_FILES
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES, follow_links
 from gpunode.output.result import Progress
-from gpunode.runtime.verify.container import STAND_IN, VERIFICATION, Way, clean_up, labels, maker
+from gpunode.runtime.verify.container import STAND_IN, VERIFICATION, GpuAccess, clean_up, labels, maker
 
 # Container images as bytes: a layer from files, an archive as ``docker save`` writes it.
 #
@@ -33,7 +33,7 @@ from gpunode.runtime.verify.container import STAND_IN, VERIFICATION, Way, clean_
 
 
 @dataclass(frozen=True)
-class Entry:
+class LayerEntry:
     """One item in a layer, by its absolute path: a file, a symlink (`target`) or a directory (neither)."""
 
     data: bytes | None = None
@@ -52,13 +52,13 @@ class ImageConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def layer(entries: Mapping[str, Entry]) -> bytes:
+def layer(entries: Mapping[str, LayerEntry]) -> bytes:
     """An uncompressed layer tar; parents that aren't in it become directories."""
     above = {str(parent) for path in entries for parent in PurePosixPath(path).parents}
-    return _tar(dict(sorted({**{path: Entry() for path in above - {"/"}}, **entries}.items())))
+    return _tar(dict(sorted({**{path: LayerEntry() for path in above - {"/"}}, **entries}.items())))
 
 
-def _tar(entries: Mapping[str, Entry]) -> bytes:
+def _tar(entries: Mapping[str, LayerEntry]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path, entry in entries.items():
@@ -87,7 +87,7 @@ def archive(reference: str, content: bytes, config: ImageConfig, also: Sequence[
         f"{digest}/layer.tar": content,
         "manifest.json": json.dumps(manifest).encode(),
     }
-    return _tar({name: Entry(data, mode=0o644) for name, data in files.items()})
+    return _tar({name: LayerEntry(data, mode=0o644) for name, data in files.items()})
 
 
 def _config(config: ImageConfig, digest: str) -> dict[str, Any]:
@@ -177,11 +177,11 @@ class HostFiles:
 
 
 @dataclass(frozen=True)
-class _Tree:
+class _FileCollector:
     """Collects files by real path and the symlinks that lead to them."""
 
     host: Host
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, LayerEntry] = field(default_factory=dict)
 
     def add(self, path: str) -> str | None:
         """Add `path` with every symlink to it; return its real path, None if it doesn't exist."""
@@ -193,14 +193,14 @@ class _Tree:
             data = self.host.read_bytes(real, LARGE_BYTES) if self.host.is_file(real) else None
             if data is None:
                 return None
-            self.entries[real] = Entry(data, mode=0o755 if data.startswith(_ELF) else 0o644)
+            self.entries[real] = LayerEntry(data, mode=0o755 if data.startswith(_ELF) else 0o644)
         return real
 
     def _target(self, step: str, _last: bool) -> str:
         target = self.host.readlink(step)
         if target is None:
             return ""
-        self.entries[step] = Entry(target=target)
+        self.entries[step] = LayerEntry(target=target)
         return target
 
 
@@ -208,7 +208,7 @@ def assemble(host: Host) -> HostFiles:
     """Collect interpreter, libraries and program. `PreconditionError` if this Python can't be copied."""
     python = host.realpath(sys.executable)
     seen = _query_interpreter(host, python)
-    tree = _Tree(host)
+    tree = _FileCollector(host)
     for path in (*seen["modules"], python):
         if not path.startswith(f"{_PACKAGE}/"):
             tree.add(path)
@@ -222,9 +222,9 @@ def assemble(host: Host) -> HostFiles:
         _refuse_musl(python, loader)
         tree.add(loader)
     tree.entries.update(_program(host))
-    tree.entries.update({path: Entry(mode=0o1777 if path == "/tmp" else 0o755) for path in _WRITABLE})  # noqa: S108
+    tree.entries.update({path: LayerEntry(mode=0o1777 if path == "/tmp" else 0o755) for path in _WRITABLE})  # noqa: S108
     tree.entries.update(_loader_files(host))
-    tree.entries[_PAUSE_PATH] = Entry(_PAUSE.format(python=python).encode())
+    tree.entries[_PAUSE_PATH] = LayerEntry(_PAUSE.format(python=python).encode())
     machine = seen["machine"]
     return HostFiles(
         layer(tree.entries), python, tuple(sorted(libraries)), _ARCHITECTURES.get(machine, machine)
@@ -259,7 +259,7 @@ def _with_links(host: Host, mapped: Iterable[str]) -> list[str]:
     return paths
 
 
-def _add_library(tree: _Tree, path: str) -> bool:
+def _add_library(tree: _FileCollector, path: str) -> bool:
     """Whether `path` is a shared object of the loader's search path, and not a Python extension module."""
     if ".so" not in path or not tree.host.is_file(path):
         return False
@@ -292,32 +292,32 @@ def _refuse_musl(python: str, loader: str) -> None:
         )
 
 
-def _program(host: Host) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _program(host: Host) -> dict[str, LayerEntry]:
+    entries: dict[str, LayerEntry] = {}
     for name in PROGRAM_FILES:
         data = host.read_bytes(str(_PACKAGE / name))
         if data is None:
             raise GpunodeError(f"gpunode's own file {_PACKAGE / name} is gone", hint="install gpunode again")
-        entries[f"{_PROGRAM_ROOT}/gpunode/{name}"] = Entry(data, mode=0o644)
+        entries[f"{_PROGRAM_ROOT}/gpunode/{name}"] = LayerEntry(data, mode=0o644)
     return entries
 
 
-def _loader_files(host: Host) -> dict[str, Entry]:
+def _loader_files(host: Host) -> dict[str, LayerEntry]:
     """Files of distributions' images that the hooks of NVIDIA's tools look for.
 
     They run ldconfig in a container only if a cache exists already; an empty one is ignored by ld.so(8).
     libnvidia-container uses Debian's library directory if the image looks like Debian.
     """
     entries = {
-        "/etc/ld.so.cache": Entry(b"", mode=0o644),
-        "/etc/ld.so.conf": Entry(b"include /etc/ld.so.conf.d/*.conf\n", mode=0o644),
-        "/etc/ld.so.conf.d": Entry(),
+        "/etc/ld.so.cache": LayerEntry(b"", mode=0o644),
+        "/etc/ld.so.conf": LayerEntry(b"include /etc/ld.so.conf.d/*.conf\n", mode=0o644),
+        "/etc/ld.so.conf.d": LayerEntry(),
     }
     for place in _SEARCHED:  # if one is a link to another, files mounted below either must be found
         target = host.readlink(place)
-        entries |= {place: Entry(target=target)} if target is not None else {}
+        entries |= {place: LayerEntry(target=target)} if target is not None else {}
     debian = host.read_bytes("/etc/debian_version")
-    return entries if debian is None else {**entries, "/etc/debian_version": Entry(debian, mode=0o644)}
+    return entries if debian is None else {**entries, "/etc/debian_version": LayerEntry(debian, mode=0o644)}
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def verification_image(files: HostFiles, names: Names, *, by_handler: bool = Tru
 
 def make_image(
     host: Host,
-    way: Way,
+    way: GpuAccess,
     token: str,
     progress: Progress,
     cleanup: ExitStack,

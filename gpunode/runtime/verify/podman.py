@@ -22,7 +22,7 @@ from gpunode.runtime.verify.container import (
     CdiReading,
     ContainerOutcome,
     ContainerRequest,
-    Way,
+    GpuAccess,
     choose,
     clean_up,
     gpu_specs,
@@ -155,7 +155,7 @@ def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> 
     return ContainerOutcome(done.code, done.stdout, done.stderr, host.monotonic() - start, way)
 
 
-def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progress: Progress) -> Way:
+def _way(host: Host, request: ContainerRequest, version: tuple[int, ...], progress: Progress) -> GpuAccess:
     """CDI is podman's default; a runtime of containers.conf if the node has no specification."""
     try:
         config = load_podman(host)
@@ -175,7 +175,9 @@ def _load(podman: Podman, archive: bytes) -> None:
         raise DaemonError(message, hint="podman info; df -h") from error
 
 
-def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name: str) -> tuple[str, ...]:
+def _arguments(
+    host: Host, request: ContainerRequest, way: GpuAccess, image: str, name: str
+) -> tuple[str, ...]:
     """``podman run`` and its arguments. No log is kept: the output is passed on as it is written.
 
     The program is pid 1, which ignores SIGTERM, so it is stopped without a timeout.
@@ -188,7 +190,7 @@ def _arguments(host: Host, request: ContainerRequest, way: Way, image: str, name
     return (*before, "run", f"--name={name}", *fixed, *marks, *env_options, *gpus, image, *request.argv)
 
 
-def _refuse_failure(host: Host, request: ContainerRequest, way: Way, done: Completed) -> None:
+def _refuse_failure(host: Host, request: ContainerRequest, way: GpuAccess, done: Completed) -> None:
     """A program may exit with podman's own codes too; podman's failures begin with ``Error:``."""
     if done.timed_out:
         raise timed_out(request.timeout)

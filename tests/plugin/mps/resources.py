@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.plugin.model import Device, Plan, Resource, Snapshot, Unit
+from gpunode.plugin.model import KubeletDevice, Resource, ResourcePlan, Snapshot, Unit
 
 GIB = 1 << 30
 NAME = "nvidia.com/gpu"
@@ -24,10 +24,12 @@ def resource(
     shares: Mapping[int, int], *, single: bool = True, gib: int = 80, name: str = NAME, sharing: str = "mps"
 ) -> Resource:
     """GPUs by index with their number of shares; 0 for one that isn't shared."""
-    devices: list[Device] = []
+    devices: list[KubeletDevice] = []
     for index, count in shares.items():
         made = unit(index, gib)
-        devices += [Device(f"{made.id}::{n}", made) for n in range(count)] or [Device(made.id, made)]
+        devices += [KubeletDevice(f"{made.id}::{n}", made) for n in range(count)] or [
+            KubeletDevice(made.id, made)
+        ]
     return Resource(name, tuple(devices), sharing, max(shares.values()), single)
 
 
@@ -35,5 +37,5 @@ def snapshot(shares: Mapping[int, int], **more) -> Snapshot:
     return Snapshot(1, resource(shares, **more))
 
 
-def plan(*resources: Resource) -> Plan:
-    return Plan(resources)
+def plan(*resources: Resource) -> ResourcePlan:
+    return ResourcePlan(resources)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.mps_control import fetch_real_program
-from gpunode.plugin.mps.daemon import Control, has_listener
+from gpunode.plugin.mps.daemon import MpsControl, has_listener
 from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.test_supervisor import kept, spec, up
 from tests.plugin.nodes import MemoryLog, eventually
@@ -38,7 +38,7 @@ def test_real_daemon_is_supervised(real: MpsNode, program: Path) -> None:
     wanted = spec(real, 0, 1)
     with kept(real, wanted, log) as made:
         assert up(made), log.lines
-        control = Control(real.host, str(program), wanted.pipe)
+        control = MpsControl(real.host, str(program), wanted.pipe)
         assert has_listener(real.host, wanted.pipe)
         assert control.query("get_default_device_pinned_mem_limit 1")[0] == "1000M"
         assert control.query("get_default_active_thread_percentage")[0] == "25.0"
@@ -60,7 +60,7 @@ def test_real_servers_fail_without_a_driver(real: MpsNode, program: Path) -> Non
     wanted = spec(real)
     with kept(real, wanted, log) as made:
         assert up(made), log.lines
-        control = Control(real.host, str(program), wanted.pipe)
+        control = MpsControl(real.host, str(program), wanted.pipe)
 
         def another_fails() -> bool:
             # the daemon starts none while one is starting, so not every command is a failure
@@ -83,5 +83,5 @@ def test_real_daemon_beside_another_one(real: MpsNode, program: Path) -> None:
             assert eventually(lambda: log.messages("error") != [])
             assert second.problem and "already running" in second.problem.reason
         assert first.problem is None
-        control = Control(real.host, str(program), wanted.pipe)
+        control = MpsControl(real.host, str(program), wanted.pipe)
         assert control.answers()

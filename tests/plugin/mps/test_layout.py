@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.plugin.config.settings import SOCKET_BYTES, Settings
-from gpunode.plugin.model import Device, Resource
+from gpunode.plugin.model import KubeletDevice, Resource
 from gpunode.plugin.mps.layout import DaemonSpec, daemon_specs, memory_share, thread_share
 from tests.plugin.mps.resources import NAME, resource, unit, uuid
 
@@ -52,14 +52,16 @@ def test_gpu_not_shared_with_mps_has_no_daemon() -> None:
 
 def test_mig_devices_have_no_daemon() -> None:
     part = replace(unit(0), id="MIG-1")
-    cut = Resource(NAME, (Device("MIG-1::0", part), Device("MIG-1::1", part)), "mps", 2, True)
+    cut = Resource(NAME, (KubeletDevice("MIG-1::0", part), KubeletDevice("MIG-1::1", part)), "mps", 2, True)
     assert daemon_specs(OWN, [cut]) == ()
 
 
 def test_gpus_with_a_common_prefix_get_distinct_directories() -> None:
     other = replace(unit(0), id=uuid(0)[:-1] + "5", gpu=uuid(0)[:-1] + "5")
     made = resource({0: 2})
-    both = replace(made, devices=(*made.devices, *(Device(f"{other.id}::{n}", other) for n in range(2))))
+    both = replace(
+        made, devices=(*made.devices, *(KubeletDevice(f"{other.id}::{n}", other) for n in range(2)))
+    )
     assert len({spec.directory for spec in daemon_specs(OWN, [both])}) == 2
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import AllocationError, Mount, Snapshot, requested_devices
+from gpunode.plugin.model import AllocationError, ContainerMount, Snapshot, requested_devices
 from gpunode.plugin.mps.layout import container_parts, limit
 from gpunode.plugin.nvidia.response import answer
 from tests.plugin.mps.resources import NAME, snapshot, uuid
@@ -23,7 +23,9 @@ def shares(index: int, *numbers: int) -> list[str]:
     return [f"{uuid(index)}::{number}" for number in numbers]
 
 
-def parts(settings: Settings, shown: Snapshot, ids: Sequence[str]) -> tuple[dict[str, str], list[Mount]]:
+def parts(
+    settings: Settings, shown: Snapshot, ids: Sequence[str]
+) -> tuple[dict[str, str], list[ContainerMount]]:
     """As in the response to a request for these devices."""
     return container_parts(settings, shown.resource, requested_devices(shown, ids))
 
@@ -36,8 +38,8 @@ def test_one_share_of_a_gpu_with_its_own_daemon() -> None:
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8192M",
     }
     assert mounts == [
-        Mount(f"{ROOT}/{NAME}/GPU-00000001/pipe", f"/mps/{NAME}/pipe"),
-        Mount(f"{ROOT}/shm", "/dev/shm"),
+        ContainerMount(f"{ROOT}/{NAME}/GPU-00000001/pipe", f"/mps/{NAME}/pipe"),
+        ContainerMount(f"{ROOT}/shm", "/dev/shm"),
     ]
 
 
@@ -58,7 +60,7 @@ def test_shares_of_several_gpus_name_and_limit_each() -> None:
 
 def test_external_daemon_serves_all_gpus() -> None:
     env, mounts = parts(OTHERS, snapshot({0: 4, 1: 4}), shares(1, 0))
-    assert mounts[0] == Mount(f"{ROOT}/{NAME}/pipe", f"/mps/{NAME}/pipe")
+    assert mounts[0] == ContainerMount(f"{ROOT}/{NAME}/pipe", f"/mps/{NAME}/pipe")
     assert env["CUDA_VISIBLE_DEVICES"] == uuid(1)
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{uuid(1)}=20480M"
 

@@ -17,7 +17,7 @@ from fixtures.scenario import Fault, gpu_uuid, machine
 from gpunode.gpu.model import Inventory
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Ledger
-from gpunode.plugin.model import Plan
+from gpunode.plugin.model import ResourcePlan
 from gpunode.plugin.mps import layout, supervisor
 from gpunode.plugin.mps.daemon import Identity, left_behind, remains, start
 from gpunode.plugin.mps.layout import DaemonSpec
@@ -185,7 +185,7 @@ def test_daemon_of_a_killed_plugin_outlives_the_time_until_the_first_plan(node: 
     settings = Settings(mps=True, mps_root=node.root)
 
     class Ticking(FakeBackend):
-        def plan(self, settings: Settings, seen: Inventory) -> Plan:
+        def plan(self, settings: Settings, seen: Inventory) -> ResourcePlan:
             mps.tick(time.monotonic())
             return super().plan(settings, seen)
 

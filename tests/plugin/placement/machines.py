@@ -8,7 +8,7 @@ from itertools import combinations
 from random import Random
 
 from gpunode.gpu.model import Pair, Topology
-from gpunode.plugin.model import Device, Resource, Snapshot, Unit
+from gpunode.plugin.model import KubeletDevice, Resource, Snapshot, Unit
 from gpunode.plugin.placement import Links
 
 RESOURCE = "nvidia.com/gpu"
@@ -66,7 +66,7 @@ class Machine:
         return [[0 if a is b else score(a.id, b.id) for b in self.units] for a in self.units]
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(1, Resource(RESOURCE, tuple(Device(unit.id, unit) for unit in self.units)))
+        return Snapshot(1, Resource(RESOURCE, tuple(KubeletDevice(unit.id, unit) for unit in self.units)))
 
 
 def tree(*sizes_and_levels: int) -> Level:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpunode.gpu.model import Topology
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.model import Device, Problem, Resource, Snapshot, Unit
+from gpunode.plugin.model import KubeletDevice, Problem, Resource, Snapshot, Unit
 from gpunode.plugin.placement import prefer
 from tests.plugin.placement.machines import MACHINES, RESOURCE, ids, unit, uuid
 
@@ -27,7 +27,7 @@ def chosen(machine: str, available, must=(), size: int = 1) -> tuple[str, ...]:
 
 def shared(gpus: int, shares: int) -> Snapshot:
     units = [unit(index, index * 2 // gpus) for index in range(gpus)]
-    devices = tuple(Device(f"{one.id}::{n}", one) for one in units for n in range(shares))
+    devices = tuple(KubeletDevice(f"{one.id}::{n}", one) for one in units for n in range(shares))
     return Snapshot(1, Resource(RESOURCE, devices, "time-slicing", shares))
 
 
@@ -40,7 +40,7 @@ def partitioned(*counts: int) -> Snapshot:
     for gpu, count in enumerate(counts):
         for slot in range(count):
             one = Unit(f"MIG-{gpu}-{slot}", uuid(gpu), f"{gpu}:{slot}", numa=gpu // 2)
-            devices.append(Device(one.id, one))
+            devices.append(KubeletDevice(one.id, one))
     return Snapshot(1, Resource(RESOURCE, tuple(devices)))
 
 
@@ -68,7 +68,7 @@ def test_nvswitch_links_count_and_the_numa_node_breaks_ties() -> None:
 def test_without_link_data_numa_and_index_decide() -> None:
     snapshot = MACHINES["pcie"].snapshot()
     assert prefer(Settings(), snapshot, Topology(), ids(7, 5, 3, 1, 2, 6), (), 3) == ids(1, 2, 3)
-    bare = Snapshot(1, Resource(RESOURCE, tuple(Device(one.id, one) for one in map(unit, range(4)))))
+    bare = Snapshot(1, Resource(RESOURCE, tuple(KubeletDevice(one.id, one) for one in map(unit, range(4)))))
     assert prefer(Settings(), bare, Topology(), ids(3, 2, 1), (), 2) == ids(1, 2)
 
 
@@ -153,7 +153,7 @@ def example_request(kind: str, draw: st.DrawFn) -> tuple[Snapshot, Topology]:
     mig = partitioned(*draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     if kind == "mig":
         return mig, Topology()
-    devices = tuple(Device(f"{one.id}::{n}", one.unit) for one in mig.devices for n in range(3))
+    devices = tuple(KubeletDevice(f"{one.id}::{n}", one.unit) for one in mig.devices for n in range(3))
     return Snapshot(1, Resource(RESOURCE, devices, "time-slicing", 3)), Topology()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.runtime.verify.container import ALL, CdiReading, Way
+from gpunode.runtime.verify.container import ALL, CdiReading, GpuAccess
 from gpunode.runtime.verify.failures import explain, without_driver
 
 GOOD = """\
@@ -21,7 +21,7 @@ containerEdits:
   mounts: [{hostPath: /lib/libcuda.so.535, containerPath: /lib/libcuda.so.1}]
   hooks: [{hookName: createContainer, path: /usr/bin/nvidia-cdi-hook}]
 """
-WAY = Way(CdiReading("podman", (4, 3, 1), True), devices=(ALL,))
+WAY = GpuAccess(CdiReading("podman", (4, 3, 1), True), devices=(ALL,))
 UNRESOLVED = "setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all"
 
 
@@ -34,7 +34,7 @@ def host(tmp_path: Path) -> Host:
     return Host(root=tmp_path)
 
 
-def explained(host: Host, message: str = UNRESOLVED, way: Way = WAY) -> DaemonError:
+def explained(host: Host, message: str = UNRESOLVED, way: GpuAccess = WAY) -> DaemonError:
     return explain(host, DaemonError(message), way)
 
 

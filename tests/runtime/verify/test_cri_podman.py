@@ -16,15 +16,15 @@ from gpunode.host import Host
 from gpunode.host.process import Completed
 from gpunode.runtime.verify import cri as crio
 from gpunode.runtime.verify import podman
-from gpunode.runtime.verify.container import ALL, CdiReading, ContainerRequest, Way
+from gpunode.runtime.verify.container import ALL, CdiReading, ContainerRequest, GpuAccess
 from gpunode.runtime.verify.cri import _client
 from gpunode.runtime.verify.docker import _reading, specification
 from gpunode.runtime.verify.image import HostFiles, Names, pause_image
 from gpunode.runtime.verify.podman import Podman, said
 from tests.cli import gpunode
 
-BY_CDI = Way(CdiReading("docker"), devices=(ALL,))
-BY_HANDLER = Way(CdiReading("docker"), "nvidia")
+BY_CDI = GpuAccess(CdiReading("docker"), devices=(ALL,))
+BY_HANDLER = GpuAccess(CdiReading("docker"), "nvidia")
 REQUEST = ContainerRequest("docker", argv=("-m", "x"), env={"A": "b"})
 
 

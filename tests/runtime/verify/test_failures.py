@@ -4,7 +4,7 @@ import pytest
 
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.runtime.verify.container import CdiReading, Way, missing_handler
+from gpunode.runtime.verify.container import CdiReading, GpuAccess, missing_handler
 from gpunode.runtime.verify.failures import CAUSES, explain
 
 CLI = "nvidia-container-cli: initialization error: "
@@ -37,7 +37,7 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("message", "code"), MESSAGES)
 def test_known_message_gets_its_cause_and_a_command(message, code):
-    explained = explain(Host(), DaemonError(message), Way(CdiReading("containerd"), "nvidia"))
+    explained = explain(Host(), DaemonError(message), GpuAccess(CdiReading("containerd"), "nvidia"))
     assert explained.code == code
     assert message in explained.message
     assert explained.hint
@@ -50,7 +50,7 @@ def test_every_cause_is_tested():
 
 def test_unknown_failure_keeps_its_code_and_hint():
     error = DaemonError("out of cheese", hint="buy some", code="daemon")
-    explained = explain(Host(), error, Way(CdiReading("docker"), "nvidia"))
+    explained = explain(Host(), error, GpuAccess(CdiReading("docker"), "nvidia"))
     assert (explained.message, explained.hint, explained.code) == (
         "handler nvidia: out of cheese",
         "buy some",

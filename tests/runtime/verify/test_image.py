@@ -140,7 +140,7 @@ def test_file_that_is_not_elf_has_no_interpreter(data):
 def test_symlink_loop_is_left_out(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    tree = image._Tree(Host(root=tmp_path))
+    tree = image._FileCollector(Host(root=tmp_path))
     assert tree.add("/a/x") is None
 
 

@@ -7,7 +7,7 @@ import tarfile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.runtime.verify.image import Entry, ImageConfig, archive, layer, sha256
+from gpunode.runtime.verify.image import ImageConfig, LayerEntry, archive, layer, sha256
 
 NAMES = st.text("abc", min_size=1, max_size=3)
 TREES = st.dictionaries(
@@ -24,7 +24,7 @@ def read(tar: tarfile.TarFile, name: str) -> bytes:
 
 @given(TREES)
 def test_layer_contains_every_file_after_its_parents(files):
-    content = layer({path: Entry(data, mode=0o644) for path, data in files.items()})
+    content = layer({path: LayerEntry(data, mode=0o644) for path, data in files.items()})
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         members = tar.getmembers()
         held = {f"/{m.name}": read(tar, m.name) for m in members if m.isfile()}
@@ -36,12 +36,12 @@ def test_layer_contains_every_file_after_its_parents(files):
 
 @given(TREES)
 def test_archive_is_independent_of_order_and_time(files):
-    entries = {path: Entry(data) for path, data in files.items()}
+    entries = {path: LayerEntry(data) for path, data in files.items()}
     assert layer(entries) == layer(dict(reversed(entries.items())))
 
 
 def test_links_and_modes_are_kept_and_root_owns_all_files():
-    content = layer({"/lib": Entry(target="usr/lib"), "/tmp": Entry(mode=0o1777)})
+    content = layer({"/lib": LayerEntry(target="usr/lib"), "/tmp": LayerEntry(mode=0o1777)})
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         link, directory = tar.getmembers()
     assert (link.issym(), link.linkname) == (True, "usr/lib")
@@ -50,7 +50,7 @@ def test_links_and_modes_are_kept_and_root_owns_all_files():
 
 
 def test_archive_names_its_layer_by_digest():
-    content = layer({"/a": Entry(b"x")})
+    content = layer({"/a": LayerEntry(b"x")})
     with tarfile.open(fileobj=io.BytesIO(archive("gpunode.local/x:1", content, CONFIG))) as tar:
         (manifest,) = json.loads(read(tar, "manifest.json"))
         config = json.loads(read(tar, manifest["Config"]))
