@@ -2,6 +2,11 @@
 
 A bundle may be crafted. So it contains files and directories only, below one directory; symlinks of the
 recorded machine are listed in links.json, and are created after everything else.
+
+`TarFile.extractall` with ``filter="data"`` doesn't suffice: Debian 12's Python 3.11.2 doesn't have it, and it
+judges a member only after tarfile has read the member's headers. For crafted ones tarfile takes minutes inside
+one regular expression, where no time limit ends it (CVE-2024-6232, in Python 3.11 before 3.11.10), or recurses
+and fills the memory in any Python, so each header is checked before tarfile reads what belongs to it.
 """
 
 from __future__ import annotations
@@ -28,10 +33,9 @@ from gpunode.host.redact import Redaction, known_variable, runs_known_program, s
 
 # Reader for an untrusted tar archive: `tarfile` with limits.
 #
-# tarfile alone takes minutes for a kilobyte of crafted extended headers: its cost grows with the square of a
-# header's size, it recurses from one header to the next, and it reads the map of a sparse file into memory.
-# So every header is checked before tarfile reads what belongs to it. Nothing is extracted by tarfile: the
-# caller decides about each path, which is stricter than tarfile's filter "data".
+# tarfile's cost grows with the square of an extended header's size, it recurses from one header to the next,
+# and it reads the map of a sparse file into memory. Nothing is extracted by tarfile: the caller decides about
+# each path, which is stricter than its filter "data".
 
 MOST_BYTES = 256 << 20
 MOST_FILE = 32 << 20
