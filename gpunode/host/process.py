@@ -22,10 +22,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 
 def unnamed_file() -> int:
-    """The descriptor of an empty file in memory, which a full disk doesn't affect; not inherited across exec.
+    """The descriptor of an empty file in memory; not inherited across exec.
 
-    On disk where memfd_create(2) isn't available: Pythons built for old C libraries lack it, such as those of
-    uv, and seccomp may forbid it.
+    `tempfile.TemporaryFile` fails where no directory for temporary files can be written: on the full or
+    read-only disk that the doctor is to report. It is used where memfd_create(2) isn't available: Pythons
+    built for old C libraries lack it, such as those of uv, and seccomp may forbid it.
     """
     if hasattr(os, "memfd_create"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Files without a name, also where Python has no memfd_create."""
+"""Files without a name, also where Python has no memfd_create, and where the disk is full."""
 
 from __future__ import annotations
 
@@ -41,8 +41,19 @@ def test_unnamed_file_can_be_written_and_read_and_has_no_name(
 
 @pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
 def test_gpus_are_queried_by_a_python_without_memfd(tmp_path: Path) -> None:
+    assert_gpus_are_queried(tmp_path, "import os; del os.memfd_create")
+
+
+@pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this Python has no memfd_create")
+def test_gpus_are_queried_on_a_full_disk(tmp_path: Path) -> None:
+    """No temporary file can be created, as where tempfile finds no directory that takes one."""
+    assert_gpus_are_queried(tmp_path, "import tempfile; tempfile.tempdir = '/proc/full'")
+
+
+def assert_gpus_are_queried(tmp_path: Path, setup: str) -> None:
     node = stub_node(tmp_path, machine(2), libraries="nvml")
-    program = "import os; del os.memfd_create; from gpunode.__main__ import main; main()"
+    program = f"{setup}; from gpunode.__main__ import main; main()"
     argv = [sys.executable, "-c", program, "gpus"]
     done = subprocess.run(
         argv, capture_output=True, text=True, env=clean_environment(node.env), timeout=60, check=False
