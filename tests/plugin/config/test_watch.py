@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.plugin.config.resolve import Sources
+from gpunode.plugin.config.resolve import OptionSources
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.watch import ConfigWatch, Hangup
 from gpunode.plugin.serve import PluginService
@@ -234,7 +234,7 @@ def test_write_of_the_file_gives_the_service_its_next_turn(
     (short / "etc").mkdir()
     file, host = short / "etc/plugin.yaml", Host(short, {})
     file.write_text(GOOD)
-    source = Sources(host, {"config_file": ["/etc/plugin.yaml"], "registration": ["watcher"]})
+    source = OptionSources(host, {"config_file": ["/etc/plugin.yaml"], "registration": ["watcher"]})
     resolved = source.resolve()
     log, backend = MemoryLog(), FakeBackend({"nvidia.com/gpu": 2})
     service = PluginService(host, resolved.valid_settings(), log, backend, FakeChecker())
