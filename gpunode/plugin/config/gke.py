@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from gpunode.errors import ConfigError
@@ -242,13 +241,11 @@ def _is_number(item: Item) -> bool:
 
 # A translated configuration as a file's text, checked with our own reader before it is returned.
 
-_NOWHERE = "/translated"  # is never opened: the bytes are passed
-
 
 def as_config_file(translation: Translation) -> tuple[Translation, str]:
     """The translation and its text; `problems` if our reader refuses it."""
     text = _written(translation.config)
-    resolved = OptionSources(Host(Path("/"), {}), {"config_file": [_NOWHERE]}).resolve(text.encode())
+    resolved = OptionSources(Host(environ={}), {}).resolve(text.encode())
     problems = tuple(map(_problem_text, resolved.problems))
     warnings = (
         Left(warning.key or "the whole", warning.message, warning.hint) for warning in resolved.warnings

@@ -124,7 +124,8 @@ class OptionSources:
     """The hints name its help."""
 
     def resolve(self, data: bytes | None = None) -> ResolvedSettings:
-        """Everything merged and checked; never raises. `data` is the content of the file, if it was read."""
+        """Everything merged and checked; never raises. `data` is the content of the file, if it was read;
+        without a path it is a file that doesn't exist yet."""
         return _Merge(self).resolve(data)
 
     def lookup(self, option: Option) -> tuple[str, Sequence[str]] | None:
@@ -188,7 +189,7 @@ class _Merge:
     def resolve(self, data: bytes | None) -> ResolvedSettings:
         for option in OPTIONS:
             self._take_given(option)
-        more = self._take_file(data) if self._sources.file else {}
+        more = self._take_file(data) if self._sources.file or data is not None else {}
         settings = self._settings(more)
         if not self._sources.part and not settings.labels.to:
             # GPU feature discovery's part of the file is ignored here
