@@ -157,6 +157,7 @@ def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> 
     from gpunode.plugin.config.watch import ConfigWatch, Hangup
 
     host.restrict_umask()
+    host.use_one_heap()
     hangup = Hangup()
     with until_signal(hangup) as signals:
         source = sources(host, options)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from gpunode.host.waiting import Waiter
 
 NOT_TRUSTED = 126  # a shell's exit status for a program that can't be executed
+_M_ARENA_MAX = -8  # malloc.h
 PLUGIN_STATE = "/var/lib/gpunode/plugin"  # default state directory of gpunode's own plugin
 
 __all__ = ["COMMAND_NOT_FOUND", "LARGE_BYTES", "NOT_TRUSTED", "PLUGIN_STATE", "RECORDING", "SMALL_BYTES"]
@@ -392,6 +393,19 @@ class Host(ReadingHost):
         """Deny group and others write access to files that this process makes; call it once, before it has
         threads."""
         os.umask(os.umask(OTHERS_MAY_WRITE) | OTHERS_MAY_WRITE)
+
+    def use_one_heap(self) -> None:
+        """Let all threads of this process allocate from glibc's main heap; call it before there are threads.
+
+        Otherwise glibc makes a heap ("arena", malloc(3)) for each thread, up to eight per processor, and each
+        keeps memory that was freed: how much depends on which threads happened to allocate at once. They gain
+        nothing from it where Python's lock lets one thread run at a time. musl has neither arenas nor this
+        function.
+        """
+        import ctypes
+
+        with suppress(AttributeError):
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
     def rename(self, old: str, new: str) -> None:
         """Atomic rename of a file or directory within one file system."""

@@ -30,7 +30,7 @@ MACHINES = (
 WRITING = {
     *("write_atomic", "make_dirs", "remove", "remove_empty_directory", "set_owner", "rename", "remove_tree"),
     *("lock", "signal", "listen_unix", "listen_tcp", "notify", "temporary_directory"),
-    *("set_mode", "restrict_umask", "remove_leftovers", "make_link"),
+    *("set_mode", "restrict_umask", "use_one_heap", "remove_leftovers", "make_link"),
 }
 # programs that only report something, and their arguments for that
 QUESTIONS = (

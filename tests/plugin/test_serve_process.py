@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import signal
 import socket
 import stat
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,7 @@ from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import RESOURCE, children, eventually, texts
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")
+_HEAP_BYTES = 64 << 20
 NVML_DRIVER_NOT_LOADED, NVML_MISMATCH = 9, 18
 
 
@@ -295,6 +299,25 @@ def test_idle_plugin_uses_little_cpu_and_memory(node: Node) -> None:
     used = (cpu_seconds(serve.process.pid) - before) / (time.monotonic() - started)
     assert resident < 100, f"{resident} MiB"
     assert used < 0.2, f"{used:.1%} of one processor, children not counted"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has a heap for each thread")
+def test_all_threads_share_one_heap(node: Node) -> None:
+    """glibc aligns a thread's own heap to 64 MiB, and reserves the rest of these without access (arena.c)."""
+    serve, _ = node.serve(machine(1))
+    assert node.ready(1), serve.log()
+    maps = Path(f"/proc/{serve.process.pid}/maps").read_text()
+    areas = [
+        (int(start, 16), int(end, 16), rights)
+        for start, end, rights in re.findall(r"^(\w+)-(\w+) (\S+)", maps, re.MULTILINE)
+    ]
+    heaps = [
+        start
+        for (start, _, rights), (_, end, reserved) in pairwise(areas)
+        if (rights, reserved, end) == ("rw-p", "---p", start + _HEAP_BYTES) and start % _HEAP_BYTES == 0
+    ]
+    assert len(list(Path(f"/proc/{serve.process.pid}/task").iterdir())) > 5
+    assert not heaps
 
 
 def cpu_seconds(pid: int) -> float:
