@@ -189,7 +189,7 @@ def watch(
     from gpunode.plugin.config.watch import ConfigWatch, Hangup
     from gpunode.plugin.labels.watch import Labeller
     from gpunode.plugin.logfmt import open_log
-    from gpunode.plugin.service import Systemd
+    from gpunode.plugin.service import Systemd, Waiter
 
     hangup = Hangup()
     with until_signal(hangup) as signals:
@@ -197,8 +197,7 @@ def watch(
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
         node = _Node(host, log, resolved.settings)
-        waiter = host.waiter()
-        waiter.hear_signals()
+        waiter = Waiter()
         signals.wake = signals.look = waiter.wake
         signals.let_go = node.let_go
         node.on_change = waiter.wake
@@ -216,7 +215,6 @@ def watch(
             systemd.tell("STOPPING=1")
             node.stop()
             labeller.close()
-            waiter.close()
     for name in signals:
         log.info("stopped", signal=name)
     passes = f"{labeller.passes} times" if labeller.passes != 1 else "once"

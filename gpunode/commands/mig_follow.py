@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from gpunode.commands import mig_apply, mig_plan
 from gpunode.commands.mig_apply import MigLabels, OtherMigManagerError, label_command, refuse_another
@@ -23,7 +23,7 @@ from gpunode.output.result import Result, Text
 from gpunode.plugin.config.watch import Hangup
 from gpunode.plugin.labels.watch import LogProgress
 from gpunode.plugin.logfmt import Log, OnChange, open_log
-from gpunode.plugin.service import Systemd
+from gpunode.plugin.service import Systemd, Waiter
 
 # The requests of the Node's label and the file, the last action, and the time of the next check.
 #
@@ -244,7 +244,7 @@ class _StepLog(LogProgress):
         yield
 
 
-FILE_SECONDS = 2.0  # where the kernel doesn't report changes; each check reads a small file
+FILE_SECONDS = 1.0  # each check reads a small file
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,7 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
     hangup = Hangup()
     with until_signal(hangup) as signals:
         log = open_log(sys.stderr, host.environ)
-        waiter = host.waiter()
-        waiter.hear_signals()
+        waiter = Waiter()
         signals.wake = signals.look = waiter.wake
 
         def interrupt() -> None:
@@ -292,17 +291,15 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
         log.info("following the label", node=labels.node, label=node_labels.CONFIG)
         try:
             while not signals:
-                sent_state = waiter.watch((Path(PurePath(follower.file).parent),))
                 pause = follower.turn(hangup.take())
                 systemd.report(follower.status)
                 if not signals:
-                    waiter.wait(pause if sent_state else min(pause, FILE_SECONDS))
+                    waiter.wait(min(pause, FILE_SECONDS))
         except KeyboardInterrupt:
             if not signals:
                 raise
         finally:
             systemd.tell("STOPPING=1")
-            waiter.close()
     for name in signals:
         log.info("stopped", signal=name)
     times = f"{follower.passes} times" if follower.passes != 1 else "once"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -143,8 +142,7 @@ def plugin_inject(
 
 # `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM, Ctrl-C or `stop`.
 
-_POLL_SECONDS = 0.25
-_LOOK_SECONDS = 30.0  # signals and the end of the service wake this wait
+_POLL_SECONDS = 0.5  # for `stop`; signals and the end of the service wake this wait
 
 
 def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> Result:
@@ -195,16 +193,17 @@ def _chosen(resolved: ResolvedSettings) -> Iterator[tuple[str, str]]:
 
 
 def _serve(service: PluginService, signals: ReceivedSignals, stop: Event | None) -> None:
-    with closing(service.host.waiter()) as waiter:
-        waiter.hear_signals()
-        signals.wake = service.at_end = waiter.wake
-        signals.let_go = service.backend.let_go
-        signals.look = service.wake
-        service.start()
-        while service.running and not signals and not (stop is not None and stop.is_set()):
-            waiter.wait(_LOOK_SECONDS if stop is None else _POLL_SECONDS)
-        service.stop()
-        service.join()
+    from gpunode.plugin.service import Waiter
+
+    waiter = Waiter()
+    signals.wake = service.at_end = waiter.wake
+    signals.let_go = service.backend.let_go
+    signals.look = service.wake
+    service.start()
+    while service.running and not signals and not (stop is not None and stop.is_set()):
+        waiter.wait(_POLL_SECONDS)
+    service.stop()
+    service.join()
 
 
 @dataclass(frozen=True)

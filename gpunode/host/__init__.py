@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from gpunode.host.waiting import Waiter
 
 NOT_TRUSTED = 126  # a shell's exit status for a program that can't be executed
 _M_ARENA_MAX = -8  # malloc.h
@@ -215,12 +214,6 @@ class Host(ReadingHost):
         from gpunode.host.sockets import listen_unix
 
         return listen_unix(self.path(path, follow=False))
-
-    def waiter(self) -> Waiter:
-        """An object on which a thread waits for events; see `waiting.Waiter`. The caller closes it."""
-        from gpunode.host.waiting import Waiter
-
-        return Waiter()
 
     def now(self) -> float:
         """Seconds since the epoch."""

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.health import HealthChecker
-from gpunode.plugin.kubelet.server import Link, LinkContext, Observer, check_directory, socket_directories
+from gpunode.plugin.kubelet.server import Link, LinkContext, Observer, check_directory
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, ServicePart, Snapshot
-from gpunode.plugin.service import Systemd
-
-if TYPE_CHECKING:
-    from gpunode.host.waiting import Waiter
+from gpunode.plugin.service import Systemd, Waiter
 
 
 TICK_SECONDS = 0.25
-_CALM_SECONDS = 3.0  # the end of a stream wakes the thread, and so does a socket that is created or removed
-_UNWATCHED_SECONDS = 0.5  # where the kernel doesn't report changes of sockets
+# each turn compares the sockets and the config file with what they were (stat): a tenth of a millisecond for
+# each resource. What the kubelet and the GPUs do wakes the thread at once
+_CALM_SECONDS = 0.5
 _EAGER_SECONDS = 0.05  # a kubelet has just stopped, and is likely to return in a moment
 _EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
@@ -66,7 +62,7 @@ class PluginService:
         # called when a resource is about to get a link
         self.before_registering: list[Callable[[], None]] = []
         self.at_end: Callable[[], None] = lambda: None  # called when the end is requested, by any thread
-        self._waiter: Waiter | None = None
+        self._waiter = Waiter()
         self._stop = Event()
         self._failure: Exception | None = None
         self._next_health = 0.0
@@ -107,15 +103,13 @@ class PluginService:
     def start(self) -> None:
         """Serve from now on. `PreconditionError` if serving is impossible: not root."""
         check_directory(self.host, self.settings.directory)
-        self._waiter = self.host.waiter()
         for thread in self._threads:
             thread.start()
         self._systemd.tell("READY=1")
 
     def wake(self) -> None:
         """An event: the next turn comes at once. Signal handlers may call it."""
-        if self._waiter is not None:
-            self._waiter.wake()
+        self._waiter.wake()
 
     def stop(self) -> None:
         """Request the end of everything; returns at once."""
@@ -154,27 +148,19 @@ class PluginService:
             self.stop()
 
     def _run_link(self) -> None:
-        assert self._waiter is not None  # `start` has made it
-        config = self.settings.config_file
-        places = (*socket_directories(self.settings), *([str(PurePath(config).parent)] if config else []))
         try:
             while not self._stop.is_set():
-                notified = self._waiter.watch([self.host.path(place) for place in places])
-                soon = self._turn()  # after `watch`, so that nothing changes between the two unseen
-                self._waiter.wait(min(soon, self._patience(notified)))
+                self._waiter.wait(min(self._turn(), self._patience()))
         finally:
             self._systemd.tell("STOPPING=1")
             self._close()
-            self._waiter.close()
 
-    def _patience(self, notified: bool) -> float:
-        """Seconds until the next turn without events; `notified` whether changes of sockets wake the
-        thread."""
+    def _patience(self) -> float:
+        """Seconds until the next turn without events."""
         now = self.host.monotonic()
         if self.ready:
             self._eager_until = now + _EAGER_FOR
-            calm = _CALM_SECONDS if notified else _UNWATCHED_SECONDS
-            return min([calm, *(link.due_in(now) for link in self.links.values())])
+            return _CALM_SECONDS
         return _EAGER_SECONDS if now < self._eager_until else TICK_SECONDS
 
     def _turn(self) -> float:

@@ -1,4 +1,4 @@
-"""READY, STATUS and the watchdog, as in sd_notify(3) and sd_watchdog_enabled(3)."""
+"""Parts of every service: its wait for events, and its reports to systemd."""
 
 from __future__ import annotations
 
@@ -6,16 +6,45 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from gpunode.cdi.refresh import program
 from gpunode.host import Host
 from gpunode.plugin.logfmt import Log, OnChange
 
 
+class Waiter:
+    """A wait that can be ended early. `wait` belongs to one thread; any thread or signal handler may call
+    `wake`.
+
+    A queue and no `threading.Event`: a handler that interrupts the thread inside the event would wait for the
+    lock that this thread holds, while `SimpleQueue.put` may interrupt itself and `get`.
+
+    A handler may run late, at the end of the interval that its thread waits: Python (3.11's ceval.c) keeps
+    pending signals in a flag that is written without a lock, and reads it again after each wait.
+    """
+
+    def __init__(self) -> None:
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+
+    def wake(self) -> None:
+        """End this wait, or the next one."""
+        self._wakes.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a wake-up, at most `seconds`; all of them are consumed."""
+        with suppress(Empty):
+            self._wakes.get(timeout=max(0.0, seconds))
+            while True:
+                self._wakes.get_nowait()
+
+
 class Systemd:
-    """The service manager, if there is one."""
+    """The service manager, if there is one: READY, STATUS and the watchdog, as in sd_notify(3) and
+    sd_watchdog_enabled(3)."""
 
     def __init__(self, host: Host, log: Log) -> None:
         self._host = host

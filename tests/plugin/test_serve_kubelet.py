@@ -22,7 +22,6 @@ import pytest
 
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
-from gpunode.host.waiting import Waiter
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.kubelet.registration import KubeletLink
@@ -36,6 +35,12 @@ from tests.plugin.nodes import DIRECTORY, RESOURCE, MemoryLog, eventually, feed,
 def only_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """No turn without an event, so that a kubelet's restart is noticed when it happens or not at all."""
     monkeypatch.setattr("gpunode.plugin.serve._CALM_SECONDS", 3600.0)
+
+
+@pytest.fixture
+def compared(only_news: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted or replaced socket is no event: each turn compares the sockets."""
+    monkeypatch.setattr("gpunode.plugin.serve._CALM_SECONDS", 0.5)
 
 
 @contextmanager
@@ -151,7 +156,7 @@ class OneInode(Host):
         return cast("os.stat_result", same)
 
 
-def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
+def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path, compared: None) -> None:
     host = recorded_host(short, kind=OneInode)
     stub = KubeletStub(host)
     stub.start()
@@ -167,12 +172,7 @@ def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path) -> None:
         stub.stop()
 
 
-@pytest.mark.parametrize("inotify", [True, False], ids=["inotify", "polling"])
-def test_deleted_own_socket_is_recreated(
-    host: Host, kubelet: KubeletStub, monkeypatch: pytest.MonkeyPatch, inotify: bool
-) -> None:
-    if not inotify:  # as on a node whose inotify instances are all in use
-        monkeypatch.setattr(Waiter, "watch", lambda *_: False)
+def test_deleted_own_socket_is_recreated(host: Host, kubelet: KubeletStub, compared: None) -> None:
     with running(host) as (service, log):
         assert kubelet.wait_allocatable(RESOURCE, 8, 30)
         assert eventually(lambda: service.registrations == 1)

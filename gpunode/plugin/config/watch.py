@@ -1,10 +1,10 @@
 """Watcher of the config file while the plugin serves: edits and SIGHUP take effect, and an invalid edit
 changes nothing.
 
-A check is one stat, when something changes in the file's directory and every few seconds, so symlinks that
-are replaced (a ConfigMap's ``..data``, config-manager's link) count as edits. A file is loaded once two
-checks have read the same: a half-written one causes no error. Loading is not done in the part's turn, because
-CDI specifications may have to be written first.
+A check is one stat of the file in each of the part's turns, so symlinks that are replaced (a ConfigMap's
+``..data``, config-manager's link) count as edits. A file is loaded once two checks have read the same: a
+half-written one causes no error. Loading is not done in the part's turn, because CDI specifications may have
+to be written first.
 """
 
 from __future__ import annotations

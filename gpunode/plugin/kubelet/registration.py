@@ -95,10 +95,6 @@ class AllocatableCheck:
         """Whether the kubelet listed another plugin's devices instead of ours, or none twice in a row."""
         return self._misses > 1
 
-    def due_in(self, now: float) -> float:
-        """Seconds until the next check."""
-        return max(0.0, self._next - now)
-
     def registering(self) -> None:
         """Ignore checkpoints from before this moment."""
         self._before = self._written = self._checkpoint()
@@ -234,9 +230,6 @@ class KubeletLink(Link):
     def watched(self) -> bool:
         """Whether the kubelet has an open stream since the last registration, and lists our devices."""
         return self._streaming_since is not None
-
-    def due_in(self, now: float) -> float:
-        return super().due_in(now) if self._streaming_since is None else self._allocatable.due_in(now)
 
     def close(self) -> None:
         self._drop_call()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 import time
@@ -562,13 +561,6 @@ def registry_sockets(host: Host, settings: Settings, resource: str) -> Iterator[
             yield path
 
 
-def socket_directories(settings: Settings) -> tuple[str, ...]:
-    """The directory of the kubelet's socket and ours."""
-    kubelet = str(PurePosixPath(settings.kubelet_socket).parent) if settings.kubelet_socket else ""
-    registration = registry(settings) if settings.registration == "watcher" else settings.directory
-    return tuple(dict.fromkeys(path for path in (kubelet, registration) if path))
-
-
 # Our own socket: created where the kubelet expects it, and again whenever it was removed or replaced.
 
 ANOTHER_PLUGIN = "another-plugin"
@@ -765,10 +757,6 @@ class Link(ABC):
     def tick(self) -> None:
         """Do the next step towards serving, registered and watched. `PreconditionError` as in
         `Serving.keep`."""
-
-    def due_in(self, now: float) -> float:
-        """Seconds after which `tick` has something to do even without events."""
-        return math.inf
 
     def close(self) -> None:
         """Stop serving."""

@@ -41,8 +41,8 @@ server.METHODS[PLUGIN_REGISTRATION] = {
 
 
 class WatcherLink(Link):
-    """See `Link`; the two RPCs run in gRPC's threads. `due_in` is never: the kubelet itself refuses a second
-    plugin of one name here."""
+    """See `Link`; the two RPCs run in gRPC's threads. The kubelet's list isn't compared with ours: here it
+    refuses a second plugin of one name."""
 
     def __init__(self, context: LinkContext, resource: str, feed: Feed) -> None:
         extra = server.handlers(

@@ -106,9 +106,6 @@ class NoLink:
 
     registrations, status, socket, watched = 0, "", "", False
 
-    def due_in(self, now: float) -> float:
-        return 1.0
-
     def claim(self) -> None: ...
 
     def tick(self) -> None: ...
