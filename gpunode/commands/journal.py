@@ -36,6 +36,7 @@ from gpunode.host.journal import (
     Entry,
     FileEdit,
     Journal,
+    JournalledFile,
     digest,
     lock_path,
     rollback_command,
@@ -182,7 +183,7 @@ def line(journal: Journal, entry: Entry) -> EntryLine:
         operation=str(entry.manifest.get("operation", "")),
         engine=str(entry.manifest.get("manager") or entry.manifest.get("engine") or ""),
         state=entry.state,
-        files=tuple(str(file["path"]) for file in entry.files),
+        files=tuple(file.path for file in entry.files),
         rollback=not reason,
         reason=reason,
     )
@@ -273,35 +274,33 @@ def _entry_of(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
 
 
 def _file(
-    host: Host, journal: Journal, entry: Entry, file: Mapping[str, Any], entries: Sequence[Entry]
+    host: Host, journal: Journal, entry: Entry, file: JournalledFile, entries: Sequence[Entry]
 ) -> JournalFile:
-    path = str(file["path"])
-    action = "removed" if not file["after"] else "updated" if file["existed"] else "created"
+    path = file.path
+    action = "removed" if not file.after else "updated" if file.existed else "created"
     try:
         present = host.read_bytes(path)
     except GpunodeError as error:
         return JournalFile(path, action, "unreadable", "", error.message)
     current = digest(present)
-    now = "ours" if current == file["after"] else "before" if current == file["before"] else "changed"
+    now = "ours" if current == file.after else "before" if current == file.before else "changed"
     try:
         before = journal.original(entry, file)
         after = present if now == "ours" else _written(journal, entry, file, entries)
     except ConfigError as error:
         return JournalFile(path, action, now, "", error.message)
-    if digest(after) != file["after"]:
+    if digest(after) != file.after:
         return JournalFile(
             path, action, now, "", "what was written then is not kept, and the file has changed"
         )
     return JournalFile(path, action, now, FileEdit(path, before, after).diff(), "")
 
 
-def _written(
-    journal: Journal, entry: Entry, file: Mapping[str, Any], entries: Sequence[Entry]
-) -> bytes | None:
+def _written(journal: Journal, entry: Entry, file: JournalledFile, entries: Sequence[Entry]) -> bytes | None:
     """What this entry wrote, from the backup that a later entry made of it; None if there is none."""
     for later in entries:
         for later_file in later.files if later.sequence > entry.sequence else ():
-            if later_file["path"] == file["path"] and later_file["before"] == file["after"]:
+            if later_file.path == file.path and later_file.before == file.after:
                 return journal.original(later, later_file)
     return None
 
@@ -393,7 +392,7 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
         if not killed:
             return None
         manifest = killed[-1].manifest
-        before = {file["path"]: _content(host, file["path"]) for entry in killed for file in entry.files}
+        before = {file.path: _content(host, file.path) for entry in killed for file in entry.files}
         request = Request(
             runtimes=(find.name_of(manifest),),
             config=str(manifest.get("config", "")),

@@ -302,16 +302,16 @@ def _planned(host: Host, part: ResetPart, entries: Sequence[Entry]) -> PartPlan:
     edits = {edit.path: edit for edit in restored if edit.path not in changed_since}
     edits |= {edit.path: edit for edit in part.own(host)}
     foreign = {
-        file["path"]: entry.id
+        file.path: entry.id
         for entry in entries
         for file in entry.files
-        if file["path"] in changed_since and file["path"] not in edits
+        if file.path in changed_since and file.path not in edits
     }
     states = _unit_states(host, part.units)
     stop = tuple(
         unit for unit in part.units if unit in states and (states[unit].runs or states[unit].at_boot)
     )
-    undone = tuple(entry for entry in entries if not any(file["path"] in foreign for file in entry.files))
+    undone = tuple(entry for entry in entries if not any(file.path in foreign for file in entry.files))
     return PartPlan(tuple(edits.values()), stop, foreign, undone)
 
 
@@ -450,7 +450,7 @@ def _runtime_step(
     finder = find.FINDERS.get(engine)
     missing = finder is None or finder(host, config or None) is None
     commands = " && ".join(_removal_command(host, engine, config, name) for name in removed)
-    files = tuple(dict.fromkeys(str(file["path"]) for entry in entries for file in entry.files))
+    files = tuple(dict.fromkeys(file.path for entry in entries for file in entry.files))
     change = Request(
         runtimes=(engine,),
         config=config,

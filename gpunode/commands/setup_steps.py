@@ -172,7 +172,7 @@ def interruption(
             undo.append(data.undo)
     with suppress(GpunodeError):
         entries = [entry for entry in Journal.of(host).active() if entry.id not in before]
-        files = dict.fromkeys(str(file["path"]) for entry in entries for file in entry.files)
+        files = dict.fromkeys(file.path for entry in entries for file in entry.files)
         undo += [rollback_command(host, entry.id) for entry in reversed(entries) if entry.undoable]
         if any(entry.of_packages for entry in entries):
             changed.append("installed packages")

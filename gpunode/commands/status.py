@@ -193,15 +193,15 @@ def _writer(
     text = file.text or ""
     data = text.encode("utf-8", "surrogateescape")
     now = digest(data)
-    written = [record for entry in entries or () for record in entry.files if record["path"] == file.path]
-    if any(record["after"] == now for record in written):
+    written = [record for entry in entries or () for record in entry.files if record.path == file.path]
+    if any(record.after == now for record in written):
         return GPUNODE, False
     tool = nvidia_writer(text, file.tree) or _distribution(daemon, file)
     if tool:
         return tool, False
     if file.path.startswith("/usr/") or _is_conffile(host, file.path, data):
         return PACKAGE, False
-    if written and written[0]["after"] and not any(record["before"] == now for record in written):
+    if written and written[0].after and not any(record.before == now for record in written):
         return GPUNODE, True
     return (UNKNOWN if entries is None else PERSON), False
 

@@ -539,16 +539,16 @@ def own_installation(host: Host, entries: Sequence[Entry]) -> OwnInstallation:
     files: dict[str, str] = {}
     for entry in installs:
         for file in entry.files:
-            if not file["existed"] and SUFFIX not in file["path"]:
-                files[file["path"]] = ""
-            if file["path"] in files and file["after"]:
-                files[file["path"]] = state_of(file, host.read_bytes(file["path"]))
+            if not file.existed and SUFFIX not in file.path:
+                files[file.path] = ""
+            if file.path in files and file.after:
+                files[file.path] = state_of(file, host.read_bytes(file.path))
     return OwnInstallation(
         tuple(name for name in PACKAGES if first.get(name) == ""),
         any(entry.manifest.get("held") for entry in installs),
         tuple(path for path, state in files.items() if state == "ours"),
         tuple(path for path, state in files.items() if state == "foreign"),
-        tuple(file["path"] for entry in installs for file in entry.files if SUFFIX in file["path"]),
+        tuple(file.path for entry in installs for file in entry.files if SUFFIX in file.path),
     )
 
 

@@ -17,37 +17,13 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
-from gpunode.host.recording import mismatch
 from gpunode.output.result import Change
-
-# The journal's manifest as `Journal.begin` writes it: an invalid directory must not make every run fail.
-# Keys without "!" are those that earlier releases or other operations don't write.
-
-_FILE: dict[str, Any] = {
-    "path!": str, "existed!": bool, "mode!": int, "uid!": int, "gid!": int,
-    "backup!": str, "before!": str, "after!": str, "interim!": [str],
-    "directories": [str], "generated": bool, "beside": bool,
-}  # fmt: skip
-_MANIFEST: dict[str, Any] = {
-    "state": str, "operation": str, "engine": str, "manager": str, "config": str, "socket": str,
-    "verb": str, "restartCommand": str, "runtimes": [str], "units": [str], "cdi": [str],
-    "undoes": [str], "unitsBefore": {"*": [str]}, "files": [_FILE],
-    "activeBefore": ({"handlers": list}, None),
-}  # fmt: skip
-
-
-def is_manifest(manifest: Any) -> bool:
-    """Whether every field that gpunode reads again has its type; others are only shown."""
-    if mismatch(manifest, _MANIFEST, ""):
-        return False
-    files, states = manifest.get("files", ()), manifest.get("unitsBefore", {}).values()
-    paths = all(file["path"].startswith("/") and "/" not in file["backup"] for file in files)
-    return paths and all(len(words) == 2 for words in states)
-
+from gpunode.output.typed import from_plain, plain
 
 STATE_DIRECTORY = "/var/lib/gpunode"
 LOCK = "/run/gpunode/lock"  # in our own directory: every user can create files in /run/lock
@@ -104,17 +80,66 @@ def _text(data: bytes | None) -> str:
     return (data or b"").decode("utf-8", "replace")
 
 
+class JournalledFile(NamedTuple):
+    """One file of an operation, in the manifest. `before`, `after` and `interim` are sha256 of its content,
+    `backup` is the name of the copy beside the manifest, `directories` are those that were created for it.
+    Earlier releases don't write what has a default.
+    """
+
+    path: str
+    existed: bool
+    mode: int
+    uid: int
+    gid: int
+    before: str
+    after: str
+    interim: tuple[str, ...]
+    backup: str
+    directories: tuple[str, ...] = ()
+    generated: bool = False
+    beside: bool = False
+
+
+class _ActiveBefore(NamedTuple):
+    handlers: tuple[Any, ...] = ()
+
+
+class _Manifest(NamedTuple):
+    """What gpunode reads again of a manifest as `Journal.begin` writes it; other keys are only shown. Earlier
+    releases and other operations leave some out."""
+
+    state: str = ""
+    operation: str = ""
+    engine: str = ""
+    manager: str = ""
+    config: str = ""
+    socket: str = ""
+    verb: str = ""
+    restart_command: str = ""
+    runtimes: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    cdi: tuple[str, ...] = ()
+    undoes: tuple[str, ...] = ()
+    units_before: Mapping[str, tuple[str, str]] = {}
+    files: tuple[JournalledFile, ...] = ()
+    active_before: _ActiveBefore | None = None
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One operation. `files`: path, existed, mode, uid, gid, backup, and sha256 before, after, interim."""
+    """One operation. `PlainError` from its properties for a manifest that gpunode didn't write."""
 
     id: str
     directory: str
     manifest: Mapping[str, Any]
 
+    @cached_property
+    def _known(self) -> _Manifest:
+        return from_plain(_Manifest, self.manifest)
+
     @property
     def state(self) -> str:
-        return str(self.manifest.get("state"))
+        return self._known.state
 
     @property
     def sequence(self) -> int:
@@ -146,24 +171,23 @@ class Entry:
         return bool(self.manifest.get("stays"))
 
     @property
-    def files(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(self.manifest.get("files", ()))
+    def files(self) -> tuple[JournalledFile, ...]:
+        return self._known.files
 
     @property
     def units(self) -> tuple[str, ...]:
         """The systemd units among its files."""
-        return tuple(self.manifest.get("units", ()))
+        return self._known.units
 
     @property
     def units_before(self) -> Mapping[str, Sequence[str]]:
         """What ``systemctl is-enabled`` and ``is-active`` reported before the change, by unit."""
-        units: Mapping[str, Sequence[str]] = self.manifest.get("unitsBefore", {})
-        return units
+        return self._known.units_before
 
     @property
     def undoes(self) -> tuple[str, ...]:
         """The ids of the entries that a reset has undone with this one."""
-        return tuple(self.manifest.get("undoes", ()))
+        return self._known.undoes
 
 
 @dataclass(frozen=True)
@@ -184,7 +208,7 @@ class Journal:
         name = self._new_name(operation)
         directory = f"{self.directory}/{name}"
         self.host.make_dirs(directory, mode=0o700)
-        files = [self._back_up(directory, number, edit) for number, edit in enumerate(edits)]
+        files = [plain(self._back_up(directory, number, edit)) for number, edit in enumerate(edits)]
         number = max((entry.sequence for entry in self.entries()), default=0) + 1
         manifest = {"id": name, "sequence": number, "operation": operation, "state": "begun"}
         manifest |= {**context, "files": files}
@@ -202,39 +226,39 @@ class Journal:
             if name not in existing
         )
 
-    def _back_up(self, directory: str, number: int, edit: FileEdit) -> dict[str, Any]:
+    def _back_up(self, directory: str, number: int, edit: FileEdit) -> JournalledFile:
         status = self.host.stat(edit.path)
         backup = ""
         if edit.before is not None:
             backup = f"{number:02}-{edit.path.rpartition('/')[2]}"
             self.host.write_atomic(f"{directory}/{backup}", edit.before, mode=0o600)
-        return {
-            "path": edit.path,
-            "existed": edit.before is not None,
-            "mode": stat.S_IMODE(status.st_mode) if status else 0o644,
-            "uid": status.st_uid if status else 0,
-            "gid": status.st_gid if status else 0,
-            "before": digest(edit.before),
-            "after": digest(edit.after),
-            "interim": [digest(text) for text in (edit.interim, edit.undo) if text is not None],
-            "backup": backup,
-            "directories": self._missing_directories(edit.path),
-            "generated": edit.generated,
-            "beside": edit.beside,
-        }
+        return JournalledFile(
+            edit.path,
+            edit.before is not None,
+            stat.S_IMODE(status.st_mode) if status else 0o644,
+            status.st_uid if status else 0,
+            status.st_gid if status else 0,
+            digest(edit.before),
+            digest(edit.after),
+            tuple(digest(text) for text in (edit.interim, edit.undo) if text is not None),
+            backup,
+            self._missing_directories(edit.path),
+            edit.generated,
+            edit.beside,
+        )
 
-    def _missing_directories(self, path: str) -> list[str]:
+    def _missing_directories(self, path: str) -> tuple[str, ...]:
         """The missing parent directories of a file, the deepest first."""
         missing = []
         directory = path.rpartition("/")[0]
         while directory and not self.host.exists(directory):
             missing.append(directory)
             directory = directory.rpartition("/")[0]
-        return missing
+        return tuple(missing)
 
     def tidy(self, entry: Entry) -> None:
         """Remove the directories that an operation created, if they are empty."""
-        directories = {path for file in entry.files for path in file.get("directories", ())}
+        directories = {path for file in entry.files for path in file.directories}
         for path in sorted(directories, key=len, reverse=True):
             self.host.remove_empty_directory(path)
 
@@ -258,10 +282,12 @@ class Journal:
     def _load(self, name: str) -> Entry | None:
         text = self.host.read_text(f"{self.directory}/{name}/manifest.json")
         try:
-            manifest = json.loads(text or "null")
-        except ValueError:
+            entry = Entry(name, f"{self.directory}/{name}", json.loads(text or "null"))
+            files = entry.files
+        except (ValueError, RecursionError):
             return None  # the manifest is replaced in one step, so gpunode didn't write this one
-        return Entry(name, f"{self.directory}/{name}", manifest) if is_manifest(manifest) else None
+        fits = all(file.path.startswith("/") and "/" not in file.backup for file in files)
+        return entry if fits else None
 
     def unfinished(self) -> tuple[Entry, ...]:
         """Entries of a process that was killed; only meaningful while holding the lock."""
@@ -303,25 +329,25 @@ class Journal:
             return "this is your own journal; for the node's run it with sudo"
         return ""
 
-    def original(self, entry: Entry, file: Mapping[str, Any]) -> bytes | None:
+    def original(self, entry: Entry, file: JournalledFile) -> bytes | None:
         """A file's bytes before the operation, None if it didn't exist. `ConfigError` for a damaged copy."""
-        if not file["existed"]:
+        if not file.existed:
             return None
-        data = self.host.read_bytes(f"{entry.directory}/{file['backup']}")
-        if digest(data) != file["before"]:
+        data = self.host.read_bytes(f"{entry.directory}/{file.backup}")
+        if digest(data) != file.before:
             raise ConfigError(
-                f"the copy of {file['path']} in {entry.directory} is damaged; nothing was restored",
-                hint=f"put {file['path']} right by hand, then forget the entry: rm -r {entry.directory}",
+                f"the copy of {file.path} in {entry.directory} is damaged; nothing was restored",
+                hint=f"put {file.path} right by hand, then forget the entry: rm -r {entry.directory}",
             )
         return data
 
     def foreign(self, entry: Entry) -> tuple[str, ...]:
         """Files that another program changed since: they hold neither the old content nor gpunode's."""
-        return tuple(file["path"] for file in entry.files if self._state_of(file) == "foreign")
+        return tuple(file.path for file in entry.files if self._state_of(file) == "foreign")
 
-    def _state_of(self, file: Mapping[str, Any]) -> str:
+    def _state_of(self, file: JournalledFile) -> str:
         try:
-            return state_of(file, self.host.read_bytes(file["path"]))
+            return state_of(file, self.host.read_bytes(file.path))
         except ConfigError:
             return "foreign"  # now a directory, a pipe or a loop of links, which gpunode never creates
 
@@ -333,11 +359,11 @@ class Journal:
         contents: dict[str, tuple[bytes | None, bytes | None]] = {}
         for file in entry.files:
             try:
-                present = self.host.read_bytes(file["path"])
+                present = self.host.read_bytes(file.path)
             except ConfigError:
                 continue  # see `_state_of`
             if state_of(file, present) == "ours":
-                contents[file["path"]] = present, self.original(entry, file)
+                contents[file.path] = present, self.original(entry, file)
         return contents
 
     def restore(self, entry: Entry) -> None:
@@ -347,17 +373,17 @@ class Journal:
         """
         contents = self.originals(entry)
         for file in entry.files:
-            if file["path"] in contents:
-                self._restore_file(file, *contents[file["path"]])
+            if file.path in contents:
+                self._restore_file(file, *contents[file.path])
         self.tidy(entry)
 
-    def _restore_file(self, file: Mapping[str, Any], present: bytes | None, original: bytes | None) -> None:
+    def _restore_file(self, file: JournalledFile, present: bytes | None, original: bytes | None) -> None:
         """Restore one file, unless it no longer holds `present`."""
         try:
             if original is not None:
                 self._write_original(file, original, expect=present or b"")
-            elif self.host.read_bytes(file["path"]) == present:
-                self.host.remove(file["path"])
+            elif self.host.read_bytes(file.path) == present:
+                self.host.remove(file.path)
         except PreconditionError as error:
             if error.code != "planted-link" or original is None:
                 raise
@@ -369,22 +395,22 @@ class Journal:
     def own(self, entry: Entry) -> None:
         """Restore the owner and mode of restored files."""
         for file in entry.files:
-            status = self.host.stat(file["path"])
-            then = (file["uid"], file["gid"], file["mode"])
-            if not file["existed"] or status is None:
+            status = self.host.stat(file.path)
+            then = (file.uid, file.gid, file.mode)
+            if not file.existed or status is None:
                 continue
             if (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == then:
                 continue
-            data = self.host.read_bytes(file["path"])
-            if data is not None and digest(data) == file["before"]:
+            data = self.host.read_bytes(file.path)
+            if data is not None and digest(data) == file.before:
                 self._write_original(file, data, expect=data)
             else:
-                self.host.set_owner(file["path"], *then)
+                self.host.set_owner(file.path, *then)
 
-    def _write_original(self, file: Mapping[str, Any], data: bytes, expect: bytes | None = None) -> None:
+    def _write_original(self, file: JournalledFile, data: bytes, expect: bytes | None = None) -> None:
         """Write the original content with the owner and mode that it had."""
-        owner = (file["uid"], file["gid"])
-        self.host.write_atomic(file["path"], data, mode=file["mode"], expect=expect, above=True, owner=owner)
+        owner = (file.uid, file.gid)
+        self.host.write_atomic(file.path, data, mode=file.mode, expect=expect, above=True, owner=owner)
 
     def prune(self, keep: int = KEEP) -> None:
         """Delete finished entries beyond `keep`, and incomplete directories. Needs the lock.
@@ -415,20 +441,20 @@ def _needed(entries: Iterable[Entry]) -> frozenset[str]:
     oldest: dict[str, str] = {}
     for entry in committed:
         for file in entry.files:
-            oldest.setdefault(file["path"], entry.id)
+            oldest.setdefault(file.path, entry.id)
     needed = {*oldest.values(), *(entry.id for entry in committed if entry.of_packages)}
     return frozenset(needed | {entry.id for entry in committed if needed.intersection(entry.undoes)})
 
 
-def state_of(file: Mapping[str, Any], content: bytes | None) -> str:
+def state_of(file: JournalledFile, content: bytes | None) -> str:
     """Whether `content` is what gpunode wrote to `file` (ours), what the file held before, or foreign."""
     seen = digest(content)
-    if seen == file["before"]:
+    if seen == file.before:
         return "before"
-    if seen == file["after"] or seen in file["interim"]:
+    if seen == file.after or seen in file.interim:
         return "ours"
-    if file.get("generated"):
-        return "before" if file["existed"] else "ours"  # it describes the current node better than any copy
+    if file.generated:
+        return "before" if file.existed else "ours"  # it describes the current node better than any copy
     return "foreign"
 
 

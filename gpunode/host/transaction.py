@@ -113,13 +113,13 @@ class UnitChanges:
     def of_restoring(cls, entry: Entry) -> UnitChanges:
         """When an entry's files are restored. Units of which the state before isn't known were enabled;
         `restore_unit_states` does the rest for the others."""
-        files = {file["path"].rpartition("/")[2]: file for file in entry.files}
+        files = {file.path.rpartition("/")[2]: file for file in entry.files}
         units = [unit for unit in entry.units if unit in files]
-        enable = tuple(unit for unit in units if not files[unit]["after"] and unit not in entry.units_before)
+        enable = tuple(unit for unit in units if not files[unit].after and unit not in entry.units_before)
         return cls(
             enable=enable,
-            disable=tuple(unit for unit in units if not files[unit]["existed"]),
-            read=tuple(unit for unit in units if files[unit]["existed"] and unit not in enable),
+            disable=tuple(unit for unit in units if not files[unit].existed),
+            read=tuple(unit for unit in units if files[unit].existed and unit not in enable),
         )
 
     def before_files(self, host: Host) -> None:
@@ -251,7 +251,7 @@ def _error_of(do: Callable[[], None]) -> GpunodeError | None:
 
 
 def _changed(entry: Entry, path: str) -> ConfigError:
-    backup = next(file["backup"] for file in entry.files if file["path"] == path)
+    backup = next(file.backup for file in entry.files if file.path == path)
     look = f"diff {entry.directory}/{backup} {path}" if backup else f"ls -l {path}"
     return ConfigError(
         f"{path} was changed by another program since and was left alone", hint=f"look at it: {look}"
@@ -342,7 +342,7 @@ class Transaction:
         """
         paths = {edit.path for edit in self.edits if self.context.get("verb") != "none"}
         for entry in self.journal.unfinished():
-            if paths.intersection(file["path"] for file in entry.files):
+            if paths.intersection(file.path for file in entry.files):
                 self.journal.mark(entry, "rolled-back")
 
     def _write(self, edit: FileEdit, content: bytes | None, expect: bytes | None) -> None:
@@ -415,7 +415,7 @@ def _without_leftovers(host: Host, journal: Journal) -> list[str]:
     """Remove temporary files of killed runs. Those of earlier releases are beside the configuration file,
     where CRI-O reads them, and an entry that was rolled back since may have one."""
     removed: list[str] = []
-    for path in sorted({str(file["path"]) for entry in journal.entries() for file in entry.files}):
+    for path in sorted({file.path for entry in journal.entries() for file in entry.files}):
         with suppress(GpunodeError):  # an unreadable directory must not stop the recovery
             removed += host.remove_leftovers(path)
     return [f"{path}, the temporary file of a killed run, was removed" for path in removed]
@@ -429,7 +429,7 @@ def unfinished_notes(journal: Journal) -> tuple[str, ...]:
         return ()
     notes = []
     for entry in entries:
-        paths = ", ".join(str(file["path"]) for file in entry.files)
+        paths = ", ".join(file.path for file in entry.files)
         what = _kept(journal, entry)[1] or f"the next run first rolls back {paths}"
         notes.append(f"{entry.id} runs now or was killed half-way; if so, {what}")
     return tuple(notes)
@@ -441,10 +441,10 @@ def _kept(journal: Journal, entry: Entry) -> tuple[str, str]:
     if entry.stays:
         verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
         return "committed", f"what it installed stays, and gpunode {verb} goes on from there"
-    paths = {file["path"] for file in entry.files}
+    paths = {file.path for file in entry.files}
     later = (other for other in journal.entries() if other.sequence > entry.sequence)
     superseding = (other for other in later if other.state == "committed")
-    if not any(file["path"] in paths for other in superseding for file in other.files):
+    if not any(file.path in paths for other in superseding for file in other.files):
         return "", ""
     engine = entry.manifest.get("manager") or entry.manifest.get("engine")
     unread = f"; {engine} may not have read them yet: see gpunode doctor" if engine else ""

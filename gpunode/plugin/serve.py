@@ -21,7 +21,6 @@ from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, ServicePart, Snapshot
 from gpunode.plugin.service import Systemd, Waiter
 
-
 TICK_SECONDS = 0.25
 # each turn compares the sockets and the config file with what they were (stat): a tenth of a millisecond for
 # each resource. What the kubelet and the GPUs do wakes the thread at once

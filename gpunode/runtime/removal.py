@@ -88,7 +88,7 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
     for entry in journal.active():
         name = name_of(entry.manifest)
         if entry.manifest.get("operation") == REMOVAL:
-            is_removed = any(file.get("generated") and not file["after"] for file in entry.files)
+            is_removed = any(file.generated and not file.after for file in entry.files)
             users = [] if is_removed else [user for user in users if user != name]
         users += entry.manifest.get("cdi", ())
     return tuple(dict.fromkeys(users))
@@ -138,13 +138,13 @@ def restoring(
     foreign: dict[str, bool] = {}
     for entry in entries:
         for file in entry.files:
-            path = file["path"]
+            path = file.path
             present = then.get(path, now.setdefault(path, host.read_bytes(path)))
             state = state_of(file, present)
             # a file with the original content of an older entry is restored already
             foreign[path] = state == "foreign" or (foreign.get(path, False) and state == "ours")
             then[path] = journal.original(entry, file) if state == "ours" else present
-            kinds[path] = bool(file.get("generated")), bool(file.get("beside"))
+            kinds[path] = file.generated, file.beside
     edits = tuple(FileEdit(path, now[path], then[path], None, None, *kinds[path]) for path in then)
     return edits, tuple(path for path, changed in foreign.items() if changed)
 
@@ -173,9 +173,9 @@ def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
 def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
     """`entry` and every later active one that shares a file with what is rolled back, newest first."""
     selected = [entry]
-    paths = {file["path"] for file in entry.files}
+    paths = {file.path for file in entry.files}
     for later in journal.entries():
-        own = {file["path"] for file in later.files if not file.get("generated")}
+        own = {file.path for file in later.files if not file.generated}
         committed = later.state == "committed" and later.undoable
         if committed and later.sequence > entry.sequence and own & paths:
             selected.insert(0, later)

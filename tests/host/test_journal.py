@@ -89,7 +89,7 @@ def test_interim_text_counts_as_ours(host: Host, tmp_path: Path) -> None:
 def test_damaged_backup_is_refused(host: Host, tmp_path: Path) -> None:
     journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", b"new"))
     entry = journal.unfinished()[0]
-    (tmp_path / entry.directory.lstrip("/") / entry.files[0]["backup"]).write_bytes(b"rot")
+    (tmp_path / entry.directory.lstrip("/") / entry.files[0].backup).write_bytes(b"rot")
     with pytest.raises(ConfigError, match="damaged"):
         journal.restore(entry)
     assert (tmp_path / "etc/a").read_bytes() == b"new"

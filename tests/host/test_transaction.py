@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from gpunode.commands import setup_steps
 from gpunode.errors import ConfigError, DaemonError, NotRestoredError, PreconditionError, RolledBackError
 from gpunode.host import Host, transaction
-from gpunode.host.journal import Entry, FileEdit, Journal
+from gpunode.host.journal import Entry, FileEdit, Journal, JournalledFile
 from gpunode.host.process import Completed
 from gpunode.host.transaction import (
     Transaction,
@@ -112,9 +112,9 @@ def test_killed_rollback_of_a_committed_change_is_finished_by_the_next_run(
     restored = Journal._restore_file
 
     def killed_at_b(
-        self: Journal, file: Mapping[str, Any], present: bytes | None, original: bytes | None
+        self: Journal, file: JournalledFile, present: bytes | None, original: bytes | None
     ) -> None:
-        if file["path"] == B.path:
+        if file.path == B.path:
             die()
         restored(self, file, present, original)
 
