@@ -3,11 +3,10 @@
 A bundle may be crafted. So it contains files and directories only, below one directory; symlinks of the
 recorded machine are listed in links.json, and are created after everything else.
 
-`TarFile.extractall` with ``filter="data"`` doesn't suffice: Debian 12's Python 3.11.2 doesn't have it, and
-it judges a member only after tarfile has read the member's headers. For crafted ones tarfile takes minutes
-inside one regular expression, where no time limit ends it (CVE-2024-6232, in Python 3.11 before 3.11.10), or
-recurses and fills the memory in any Python, so each header is checked before tarfile reads what belongs to
-it.
+`TarFile.extractall` with ``filter="data"`` doesn't suffice: Debian 12's Python 3.11.2 doesn't have it, and it
+judges a member only after tarfile has read the member's headers. For crafted ones tarfile takes minutes
+inside one regular expression, where no time limit ends it (CVE-2024-6232, Python 3.11 before 3.11.10), and in
+any Python it reads a sparse file's map without a limit: so each header is checked before its contents.
 """
 
 from __future__ import annotations

@@ -174,8 +174,10 @@ def _first_state(entry: Entry, desired: DesiredRepository, address: str, file: s
 def _entry(shelf: Shelf, desired: DesiredRepository, path: str, line: int, address: str, key: str) -> Entry:
     """An entry. Its key is read only if `judge` judges it: a node has many more entries and keys."""
     place = _place(address)
-    judged = path == shelf.file or place == _place(shelf.address(desired)) or _below_nvidia(place) is not None
-    return Entry(path, line, address, key, shelf.holds(key, desired) if judged else None)
+    about_toolkit = (
+        path == shelf.file or place == _place(shelf.address(desired)) or _below_nvidia(place) is not None
+    )
+    return Entry(path, line, address, key, shelf.holds(key, desired) if about_toolkit else None)
 
 
 def _below_nvidia(place: str) -> str | None:
