@@ -13,6 +13,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a plugin that disconnects is 
 
 import grpc
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
@@ -52,7 +53,7 @@ class Kubelet:
         now = time.monotonic()
         if self._watcher is not None:
             return pb.Empty()  # a second resource, or once more: the first is measured
-        self._channel = server.channel(self.directory / request.endpoint)
+        self._channel = channel_to(self.directory / request.endpoint)
         grpc.channel_ready_future(self._channel).result(10.0)
         self.call("GetDevicePluginOptions", pb.Empty())
         self.seen.endpoint, self.seen.resource, self.seen.registered = (

@@ -1,4 +1,4 @@
-"""Unary gRPC calls over a daemon's unix socket, each with a deadline and a limit on the response's size.
+"""gRPC channels to unix sockets, and unary calls with a deadline and a limit on the response's size.
 
 grpc takes 60 to 100 ms to import and is imported when a channel is opened.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.errors import DaemonError
@@ -37,22 +38,26 @@ class CallError(Exception):
         self.details = details
 
 
+def channel_to(path: str | Path) -> grpc.Channel:
+    """A channel to the unix socket at this path of the machine, connected when it is first called."""
+    import grpc
+
+    options = (
+        # Go's server refuses the percent-encoded socket path that gRPC would send as :authority
+        ("grpc.default_authority", "localhost"),
+        ("grpc.enable_http_proxy", 0),
+        # no connection, and no memory of failed ones, is shared with another channel
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+    )
+    return grpc.insecure_channel(f"unix:{path}", options=options)
+
+
 @contextmanager
 def open_channel(host: Host, socket: str) -> Iterator[grpc.Channel]:
-    """A channel to a unix socket, connected when it is first called. `DaemonError` if the host refuses it."""
-    with host.socket_path(socket) as path:
-        import grpc
-
-        options = (
-            # Go's server refuses the percent-encoded socket path that gRPC would send as :authority
-            ("grpc.default_authority", "localhost"),
-            ("grpc.enable_http_proxy", 0),
-            # no connection, and no memory of failed ones, is shared with another channel
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
-        )
-        with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
-            yield channel
+    """A channel to a daemon's socket on the host. `DaemonError` if the host refuses it."""
+    with host.socket_path(socket) as path, channel_to(path) as channel:
+        yield channel
 
 
 def recalled(host: Host, socket: str, what: str, kind: type) -> Any:

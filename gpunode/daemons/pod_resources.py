@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpunode.daemons.grpc_client import MALFORMED, CallError, open_channel, recalled, unary_call
@@ -11,11 +11,11 @@ from gpunode.host import Host
 from gpunode.output.typed import as_strings, from_plain
 
 if TYPE_CHECKING:
-    from google.protobuf.message import Message
+    import grpc
 
     from gpunode.daemons.proto import podresources_pb2 as pb
 
-_Response = TypeVar("_Response", bound="Message")
+_Answer = TypeVar("_Answer")
 _SERVICE = "/v1.PodResourcesLister"
 _RUN_AS_ROOT = "run as root, for example with sudo"
 _HINTS = {
@@ -44,11 +44,7 @@ def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, .
     if not host.live:
         pods = recalled(host, socket, "pods", list)
         return tuple(from_plain(Holding, holding, lenient=True) for holding in pods)
-    from gpunode.daemons.proto import podresources_pb2 as pb
-
-    request = pb.ListPodResourcesRequest()
-    answer = _query(host, socket, "List", request, pb.ListPodResourcesResponse, timeout)
-    holdings = tuple(holdings_of(answer))
+    holdings = _query(host, socket, "List", _list_pods, timeout)
     host.heard("daemons", socket, {"pods": [_as_recorded(holding) for holding in holdings]})
     return holdings
 
@@ -61,15 +57,26 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
     """
     if not host.live:
         return {name: as_strings(ids) for name, ids in recalled(host, socket, "allocatable", dict).items()}
-    from gpunode.daemons.proto import podresources_pb2 as pb
-
-    request = pb.AllocatableResourcesRequest()
-    answer = _query(
-        host, socket, "GetAllocatableResources", request, pb.AllocatableResourcesResponse, timeout
-    )
-    devices = _by_resource(answer.devices)
+    devices = _query(host, socket, "GetAllocatableResources", query_allocatable, timeout)
     host.heard("daemons", socket, {"allocatable": {name: list(ids) for name, ids in devices.items()}})
     return devices
+
+
+def query_allocatable(channel: grpc.Channel, timeout: float) -> dict[str, tuple[str, ...]]:
+    """`allocatable` on an open channel. `CallError` for every failure."""
+    from gpunode.daemons.proto import podresources_pb2 as pb
+
+    method, request = f"{_SERVICE}/GetAllocatableResources", pb.AllocatableResourcesRequest()
+    answer = unary_call(channel, method, request, pb.AllocatableResourcesResponse, timeout)
+    return _by_resource(answer.devices)
+
+
+def _list_pods(channel: grpc.Channel, timeout: float) -> tuple[Holding, ...]:
+    from gpunode.daemons.proto import podresources_pb2 as pb
+
+    request = pb.ListPodResourcesRequest()
+    answer = unary_call(channel, f"{_SERVICE}/List", request, pb.ListPodResourcesResponse, timeout)
+    return tuple(holdings_of(answer))
 
 
 def _as_recorded(holding: Holding) -> dict[str, Any]:
@@ -79,8 +86,8 @@ def _as_recorded(holding: Holding) -> dict[str, Any]:
 
 
 def _query(
-    host: Host, socket: str, method: str, request: Message, response: type[_Response], timeout: float
-) -> _Response:
+    host: Host, socket: str, method: str, query: Callable[[grpc.Channel, float], _Answer], timeout: float
+) -> _Answer:
     state = host.socket_state(socket)
     if state != "listening":
         reasons = {
@@ -95,7 +102,7 @@ def _query(
         )
     try:
         with open_channel(host, socket) as channel:
-            return unary_call(channel, f"{_SERVICE}/{method}", request, response, timeout)
+            return query(channel, timeout)
     except CallError as error:
         raise _explain(error, socket, method, timeout) from error
 

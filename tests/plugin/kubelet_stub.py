@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.daemons.proto import podresources_pb2
 from gpunode.facts.kubelet import NAME
 from gpunode.host import Host
@@ -188,7 +189,7 @@ class Endpoint:
         self.path = path
         self.stopped_at: float | None = None
         self.stream: Any = None
-        self.channel = server.channel(path)
+        self.channel = channel_to(path)
         try:
             grpc.channel_ready_future(self.channel).result(dial_seconds)
             options = self.call("GetDevicePluginOptions")(pb.Empty(), timeout=dial_seconds)
@@ -409,7 +410,7 @@ class PluginWatcher:
             operation.failed(self._host.monotonic(), self._times)
 
     def _register(self, path: str, seen: Identity, stop: Event) -> bool:
-        with server.channel(self._host.path(path, follow=False)) as channel:
+        with channel_to(self._host.path(path, follow=False)) as channel:
             try:
                 grpc.channel_ready_future(channel).result(self._times.dial)
                 info = server.method(channel, PLUGIN_REGISTRATION, "GetInfo")(
@@ -447,6 +448,18 @@ def _invalid(info: pluginregistration_pb2.PluginInfo, path: str) -> str:
 
 # The kubelet's PodResources service, v1.
 
+POD_RESOURCES = server.Service(
+    "v1.PodResourcesLister",
+    {
+        "List": (podresources_pb2.ListPodResourcesRequest, podresources_pb2.ListPodResourcesResponse),
+        "GetAllocatableResources": (
+            podresources_pb2.AllocatableResourcesRequest,
+            podresources_pb2.AllocatableResourcesResponse,
+        ),
+        "Get": (podresources_pb2.GetPodResourcesRequest, podresources_pb2.GetPodResourcesResponse),
+    },
+)
+
 
 class PodResources:
     """`held` is what containers hold, `allocatable` (resource, id, NUMA node) of what could be held.
@@ -465,7 +478,7 @@ class PodResources:
     @property
     def handler(self) -> grpc.GenericRpcHandler:
         functions = {"List": self._list, "GetAllocatableResources": self._get_allocatable, "Get": self._get}
-        return server.handlers(server.POD_RESOURCES, functions)
+        return server.handlers(POD_RESOURCES, functions)
 
     def _list(self, request: Any, context: Any) -> podresources_pb2.ListPodResourcesResponse:
         return podresources_pb2.ListPodResourcesResponse(pod_resources=self._pods())

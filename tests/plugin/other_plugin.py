@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
@@ -41,14 +42,14 @@ def main(directory: str, socket: str, resource: str, ids: str) -> None:
         yield pb.ListAndWatchResponse(devices=[pb.Device(ID=one, health="Healthy") for one in ids.split(",")])
         forever.wait()
 
-    functions: dict[str, rpc.Handler] = dict.fromkeys(rpc.METHODS[rpc.DEVICE_PLUGIN], lambda *_: pb.Empty())
+    functions: dict[str, rpc.Handler] = dict.fromkeys(rpc.DEVICE_PLUGIN.methods, lambda *_: pb.Empty())
     functions |= {"ListAndWatch": watch, "GetDevicePluginOptions": lambda *_: pb.DevicePluginOptions()}
     server = grpc.server(ThreadPoolExecutor(4), handlers=[rpc.handlers(rpc.DEVICE_PLUGIN, functions)])
     bound = Path(directory, f".{socket}")
     server.add_insecure_port(rpc.target(bound))
     server.start()
     bound.rename(Path(directory, socket))
-    with rpc.channel(Path(directory, "kubelet.sock")) as channel:
+    with channel_to(Path(directory, "kubelet.sock")) as channel:
         request = pb.RegisterRequest(version=rpc.VERSION, endpoint=socket, resource_name=resource)
         rpc.method(channel, rpc.REGISTRATION, "Register")(request, timeout=30.0)
     print("registered", flush=True)

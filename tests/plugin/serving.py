@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.host import Host
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
@@ -59,7 +60,7 @@ class Serving:
     def call(self, resource: str, name: str, request: Any) -> Any:
         """One RPC to the plugin itself, as the kubelet makes it."""
         domain, _, short = resource.partition("/")
-        with server.channel(self.directory / f"{domain.partition('.')[0]}-{short}.sock") as channel:
+        with channel_to(self.directory / f"{domain.partition('.')[0]}-{short}.sock") as channel:
             return server.method(channel, server.DEVICE_PLUGIN, name)(request, timeout=30.0)
 
     def allocate(self, resource: str, ids: Iterable[str]) -> Any:

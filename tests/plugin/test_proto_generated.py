@@ -13,9 +13,9 @@ import pytest
 from fixtures import generate_protos
 from gpunode.daemons.proto import podresources_pb2
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
 from gpunode.plugin.proto import deviceplugin_pb2, pluginregistration_pb2
+from tests.plugin.kubelet_stub import POD_RESOURCES
 
 CODE = {
     "deviceplugin": (deviceplugin_pb2, (server.REGISTRATION, server.DEVICE_PLUGIN), 20),
@@ -79,11 +79,13 @@ def test_services_are_those_of_the_proto(name: str) -> None:
         for method in service.methods
     }
     assert found == {name: (asked, given, bool(stream)) for name, asked, stream, given in methods}
-    assert {service.full_name for service in code.DESCRIPTOR.services_by_name.values()} == set(services)
+    assert {service.full_name for service in code.DESCRIPTOR.services_by_name.values()} == {
+        service.name for service in services
+    }
     ours = {
         method: (asked.DESCRIPTOR.name, given.DESCRIPTOR.name, method in server.STREAMS)
         for service in services
-        for method, (asked, given) in server.METHODS[service].items()
+        for method, (asked, given) in service.methods.items()
     }
     assert ours == found
 

@@ -13,18 +13,18 @@ from typing import Any
 import grpc
 import pytest
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.daemons.proto import podresources_pb2 as pods
 from gpunode.errors import PreconditionError
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet.server import POD_RESOURCES
 from gpunode.plugin.kubelet.watcher import PLUGIN_REGISTRATION
 from gpunode.plugin.proto import pluginregistration_pb2 as question
 from gpunode.plugin.serve import PluginService
 from tests.plugin.fakes import FakeBackend, FakeChecker
-from tests.plugin.kubelet_stub import AdmissionError, KubeletStub, Times
+from tests.plugin.kubelet_stub import POD_RESOURCES, AdmissionError, KubeletStub, Times
 from tests.plugin.nodes import DIRECTORY, MemoryLog, eventually
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
@@ -206,7 +206,7 @@ def test_get_info_on_the_socket_changes_nothing(host: Host, kubelet: KubeletStub
         assert kubelet.wait_allocatable(GPU, 2, 30)
         assert eventually(lambda: made.service.ready)
         assert eventually(lambda: made.service.registrations == 1)  # it notifies us after it has the list
-        with server.channel(host.path(registry_socket(host))) as channel:
+        with channel_to(host.path(registry_socket(host))) as channel:
             info = server.method(channel, PLUGIN_REGISTRATION, "GetInfo")(question.InfoRequest(), timeout=30)
         assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", GPU, ["v1beta1"])
         assert not eventually(lambda: not made.service.ready, 1.5)
@@ -318,7 +318,7 @@ def test_checkpoint_and_pod_resources_list_the_holders(host: Host, kubelet: Kube
         assert (entry["PodUID"], entry["ResourceName"]) == ("team/one", GPU)
         assert entry["DeviceIDs"] == {"-1": [f"{GPU}-0"]}
         assert document["Data"]["RegisteredDevices"] == {GPU: [f"{GPU}-0", f"{GPU}-1"]}
-        with server.channel(host.path(kubelet.pod_resources_socket)) as channel:
+        with channel_to(host.path(kubelet.pod_resources_socket)) as channel:
             (pod,) = server.method(channel, POD_RESOURCES, "List")(
                 pods.ListPodResourcesRequest()
             ).pod_resources

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import pytest
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
@@ -317,7 +318,7 @@ def test_stub_checks_version_and_name_as_the_kubelet_does(kubelet: KubeletStub, 
     from gpunode.plugin.kubelet import server
     from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
-    with server.channel(host.path(kubelet.socket)) as channel:
+    with channel_to(host.path(kubelet.socket)) as channel:
         register = server.method(channel, server.REGISTRATION, "Register")
         for version, name, words in (("v1alpha", RESOURCE, "v1alpha"), ("v1beta1", "gpu", "DOMAIN/NAME")):
             with pytest.raises(grpc.RpcError, match=words):

@@ -23,6 +23,7 @@ import pytest
 
 from fixtures.scenario import Event, Scenario, gpu_uuid, machine
 from fixtures.stubs import StubNode, have_compiler, stub_node
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.host import Host
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
@@ -154,7 +155,7 @@ class Soak:
     def nonsense(self, turn: int) -> None:
         """A request that must fail, invalid bytes, or a client that disconnects in the middle."""
         kind = turn // 50 % 4
-        with server.channel(self.socket) as channel:
+        with channel_to(self.socket) as channel:
             if kind == 0:
                 request = pb.AllocateRequest(
                     container_requests=[pb.ContainerAllocateRequest(devices_ids=["GPU-none"])]
@@ -163,7 +164,7 @@ class Soak:
                     server.method(channel, server.DEVICE_PLUGIN, "Allocate")(request, timeout=30.0)
             elif kind == 1:
                 with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
-                    channel.unary_unary(f"/{server.DEVICE_PLUGIN}/Allocate")(b"\xff\xff", timeout=30.0)  # type: ignore[arg-type]
+                    channel.unary_unary(f"/{server.DEVICE_PLUGIN.name}/Allocate")(b"\xff\xff", timeout=30.0)  # type: ignore[arg-type]
             elif kind == 2:
                 stream = server.method(channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
                 next(stream)

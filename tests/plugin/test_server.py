@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
@@ -95,7 +96,7 @@ def serving(root: Path, made: Feed) -> Iterator[Made]:
 
 
 def call(root: Path, name: str, request: Any) -> Any:
-    with server.channel(root / SOCKET[1:]) as channel:
+    with channel_to(root / SOCKET[1:]) as channel:
         return server.method(channel, server.DEVICE_PLUGIN, name)(request, timeout=30)
 
 
@@ -104,7 +105,7 @@ class Watcher:
 
     def __init__(self, root: Path) -> None:
         self.lists: Queue[dict[str, str] | None] = Queue()
-        self.channel = server.channel(root / SOCKET[1:])
+        self.channel = channel_to(root / SOCKET[1:])
         self.stream = server.method(self.channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
         self.thread = Thread(target=self._read)
         self.thread.start()
@@ -127,7 +128,7 @@ class Watcher:
 
 
 def test_list_has_every_gpu_with_health_and_one_numa_node(short: Path) -> None:
-    with serving(short, feed(4)), server.channel(short / SOCKET[1:]) as channel:
+    with serving(short, feed(4)), channel_to(short / SOCKET[1:]) as channel:
         stream = server.method(channel, server.DEVICE_PLUGIN, "ListAndWatch")(pb.Empty())
         devices = next(stream).devices
         stream.cancel()
@@ -351,8 +352,8 @@ def test_many_other_clients_do_not_displace_the_kubelet() -> None:
 
 def raw(root: Path, name: str, data: bytes) -> bytes:
     """A call with any bytes as its request."""
-    with server.channel(root / SOCKET[1:]) as channel:
-        ask: Any = channel.unary_unary(f"/{server.DEVICE_PLUGIN}/{name}")  # bytes in, bytes out
+    with channel_to(root / SOCKET[1:]) as channel:
+        ask: Any = channel.unary_unary(f"/{server.DEVICE_PLUGIN.name}/{name}")  # bytes in, bytes out
         return bytes(ask(data, timeout=30))
 
 
@@ -507,7 +508,7 @@ def test_stop_does_not_wait_for_a_hanging_call(short: Path) -> None:
 
     made.backend.answer = hang  # type: ignore[method-assign]
     made.start()
-    with server.channel(short / SOCKET[1:]) as channel:
+    with channel_to(short / SOCKET[1:]) as channel:
         waiting = server.method(channel, server.DEVICE_PLUGIN, "Allocate").future(allocate_request(uuid(0)))
         stopper = Thread(target=made.server.close)
         assert begun.wait(30)

@@ -15,11 +15,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import grpc
 
-from gpunode.daemons.proto import podresources_pb2
+from gpunode.daemons.grpc_client import CallError, channel_to
+from gpunode.daemons.pod_resources import query_allocatable
 from gpunode.errors import GpunodeError
 from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.host import Host
@@ -29,7 +32,6 @@ from gpunode.plugin.kubelet.server import (
     READ_ONLY,
     Link,
     LinkContext,
-    PendingCall,
     Serving,
     identity,
     is_socket,
@@ -79,7 +81,7 @@ class AllocatableCheck:
         self._directory = settings.directory
         self._socket = pod_resources_socket(settings.kubelet_socket, settings.pod_resources_socket)
         self._trusted = False
-        self._call: PendingCall | None = None
+        self._answer: SimpleQueue[frozenset[str] | None] | None = None  # of the query in progress
         self._before: tuple[int, int] | None = None
         self._written: tuple[int, int] | None = None
         self._next = 0.0
@@ -105,11 +107,9 @@ class AllocatableCheck:
         self._next = self._settled = now + self.settle
 
     def stop(self) -> None:
-        """Forget the previous checks, and drop the one in progress."""
+        """Forget the previous checks, and the one in progress."""
         self._misses = 0
-        if self._call is not None:
-            self._call.close()
-            self._call = None
+        self._answer = None
 
     def look(self, now: float) -> None:
         """Query the kubelet if it is due, and evaluate its answer if there is one."""
@@ -117,34 +117,34 @@ class AllocatableCheck:
         if snapshot.version != self._version:
             self._version = snapshot.version
             self._advertised.update(snapshot.by_id)
-        if self._call is not None:
-            if not self._call.future.done():
+        if self._answer is not None:
+            if self._answer.empty():
                 return
-            call, self._call = self._call, None
-            call.close()
-            self._evaluate(now, self._answer(call.future))
+            answer, self._answer = self._answer, None
+            self._evaluate(now, answer.get())
         written = self._checkpoint()
         if written != self._written:  # the kubelet writes it after each list of any plugin
             self._written = written
             self._next = min(self._next, max(now, self._settled))
         if now >= self._next:
             if is_socket(self._host, self._socket):
-                self._call = PendingCall(
-                    self._host.path(self._socket),
-                    server.POD_RESOURCES,
-                    "GetAllocatableResources",
-                    podresources_pb2.AllocatableResourcesRequest(),
-                    _POD_RESOURCES_SECONDS,
-                    self._news,
-                )
+                self._answer = SimpleQueue()
+                Thread(target=self._query, args=(self._answer,), name="pod-resources", daemon=True).start()
             else:
                 self._evaluate(now, None)
 
-    def _answer(self, future: Any) -> frozenset[str] | None:
-        if future.code() != grpc.StatusCode.OK:
-            return None
-        devices = (device for device in future.result().devices if device.resource_name == self._resource)
-        return frozenset(device for group in devices for device in group.device_ids)
+    def _query(self, answer: SimpleQueue[frozenset[str] | None]) -> None:
+        """Runs in a thread of its own, because `look` must not block."""
+        listed = None
+        try:
+            with channel_to(self._host.path(self._socket)) as channel:
+                devices = query_allocatable(channel, _POD_RESOURCES_SECONDS)
+            listed = frozenset(devices.get(self._resource, ()))
+        except CallError:
+            pass  # the kubelet's checkpoint is read instead
+        finally:
+            answer.put(listed)
+            self._news()
 
     def _evaluate(self, now: float, listed: frozenset[str] | None) -> None:
         own_ids = {device.id for device in self._feed.snapshot().devices if device.healthy}
@@ -187,7 +187,8 @@ class KubeletLink(Link):
         self._allocatable = AllocatableCheck(context.host, context.settings, resource, feed, context.news)
         self._generation = 0
         self._kubelet: tuple[int, int, int] | None = None
-        self._call: PendingCall | None = None
+        self._channel: grpc.Channel | None = None
+        self._call: Any = None  # the Register in progress, on `_channel`
         self._mark = 0  # streams up to this number don't belong to the present registration
         self._registered_at: float | None = None
         self._streaming_since: float | None = None
@@ -220,7 +221,7 @@ class KubeletLink(Link):
         if kubelet is None:
             self._wait(f"waiting for the kubelet: {self._settings.kubelet_socket} is not there")
         elif self._call is not None:
-            self._finish(now, self._call)
+            self._finish(now)
         elif self._registered_at is not None:
             self._check_stream(now, self._registered_at)
         elif now >= self._next_try:
@@ -251,15 +252,15 @@ class KubeletLink(Link):
             resource_name=self._resource,
             options=plugin_options(),
         )
-        kubelet = self._host.path(self._settings.kubelet_socket)
-        self._call = PendingCall(
-            kubelet, server.REGISTRATION, "Register", request, _REGISTER_SECONDS, self._news
-        )
+        self._channel = channel_to(self._host.path(self._settings.kubelet_socket))
+        register = server.method(self._channel, server.REGISTRATION, "Register")
+        self._call = register.future(request, timeout=_REGISTER_SECONDS)
+        self._call.add_done_callback(lambda _: self._news())
 
-    def _finish(self, now: float, call: PendingCall) -> None:
-        if not call.future.done():
+    def _finish(self, now: float) -> None:
+        if not self._call.done():
             return
-        code, details = call.future.code(), call.future.details()
+        code, details = self._call.code(), self._call.details()
         self._drop_call()
         if code == grpc.StatusCode.OK:
             self._registered_at = now
@@ -344,9 +345,10 @@ class KubeletLink(Link):
         self._allocatable.stop()
 
     def _drop_call(self) -> None:
-        if self._call is not None:
-            self._call.close()
-            self._call = None
+        """Close its channel, which cancels it unless it is done."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = self._call = None
 
     def _report(self, message: str) -> None:
         if self._failures <= _QUIET_AFTER:

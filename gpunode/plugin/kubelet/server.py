@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from gpunode.daemons.proto import podresources_pb2
 from gpunode.errors import GpunodeError, PreconditionError, Unreadable
 from gpunode.host import Host
 from gpunode.plugin.config.settings import SOCKET_BYTES, Settings
@@ -106,40 +105,36 @@ class Streams:
         self._feed.wake()
 
 
-# gRPC over unix sockets: the services' methods, channels that share no state, the path limit.
+# gRPC over unix sockets: the services' methods, the path limit.
 #
 # Requests are parsed here and not by grpc, which would print a traceback for bytes that aren't a message and
 # send the client no reason.
 
 VERSION = "v1beta1"
-REGISTRATION = f"{VERSION}.Registration"
-DEVICE_PLUGIN = f"{VERSION}.DevicePlugin"
-POD_RESOURCES = "v1.PodResourcesLister"
 MAX_REQUEST_BYTES = 4 << 20  # ten thousand device ids are half a MiB
 _MAX_DETAILS = 1024  # grpc-message is sent in a header, and a client accepts 8 KiB of those
 
 Handler = Callable[[Any, grpc.ServicerContext], Any]
-Methods = Mapping[str, tuple[type[Message], type[Message]]]
 
-METHODS: dict[str, Methods] = {
-    REGISTRATION: {"Register": (pb.RegisterRequest, pb.Empty)},
-    DEVICE_PLUGIN: {
+
+class Service(NamedTuple):
+    """A gRPC service: its full name, the request and the response of each method."""
+
+    name: str
+    methods: Mapping[str, tuple[type[Message], type[Message]]]
+
+
+REGISTRATION = Service(f"{VERSION}.Registration", {"Register": (pb.RegisterRequest, pb.Empty)})
+DEVICE_PLUGIN = Service(
+    f"{VERSION}.DevicePlugin",
+    {
         "GetDevicePluginOptions": (pb.Empty, pb.DevicePluginOptions),
         "ListAndWatch": (pb.Empty, pb.ListAndWatchResponse),
         "GetPreferredAllocation": (pb.PreferredAllocationRequest, pb.PreferredAllocationResponse),
         "Allocate": (pb.AllocateRequest, pb.AllocateResponse),
         "PreStartContainer": (pb.PreStartContainerRequest, pb.PreStartContainerResponse),
     },
-    POD_RESOURCES: {
-        "List": (podresources_pb2.ListPodResourcesRequest, podresources_pb2.ListPodResourcesResponse),
-        "GetAllocatableResources": (
-            podresources_pb2.AllocatableResourcesRequest,
-            podresources_pb2.AllocatableResourcesResponse,
-        ),
-        "Get": (podresources_pb2.GetPodResourcesRequest, podresources_pb2.GetPodResourcesResponse),
-    },
-}
-"""By service; others add their own where they are needed (see watcher.py)."""
+)
 STREAMS = frozenset({"ListAndWatch"})
 
 
@@ -162,56 +157,29 @@ def target(path: Path) -> str:
     return f"unix:{path}"
 
 
-def channel(path: Path) -> grpc.Channel:
-    """A separate channel: no connection, and no record of failed ones, is shared with another channel."""
-    return grpc.insecure_channel(target(path), options=[("grpc.use_local_subchannel_pool", 1)])
-
-
-def method(opened: grpc.Channel, service: str, name: str) -> Any:
+def method(opened: grpc.Channel, service: Service, name: str) -> Any:
     """A callable for one method, with ``.future`` for unary ones."""
-    request, response = METHODS[service][name]
+    request, response = service.methods[name]
     make = opened.unary_stream if name in STREAMS else opened.unary_unary
     return make(
-        f"/{service}/{name}",
+        f"/{service.name}/{name}",
         request_serializer=request.SerializeToString,
         response_deserializer=response.FromString,
     )
 
 
-class PendingCall:
-    """One call on a channel of its own; `news` is called when `future` is done."""
-
-    def __init__(
-        self,
-        path: Path,
-        service: str,
-        name: str,
-        request: Message,
-        timeout: float,
-        news: Callable[[], None],
-    ) -> None:
-        self._channel = channel(path)
-        self.future = method(self._channel, service, name).future(request, timeout=timeout)
-        self.future.add_done_callback(lambda _: news())
-
-    def close(self) -> None:
-        """Cancel it unless it is done."""
-        self.future.cancel()
-        self._channel.close()
-
-
-def handlers(service: str, functions: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
+def handlers(service: Service, functions: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
     """A service's methods as a server takes them; `functions` are by method name.
 
     A function returns a message (an iterator of them for a stream), or raises `RefusedRequest`.
     """
     table: dict[str, Any] = {}
-    for name, (request, response) in METHODS[service].items():
+    for name, (request, response) in service.methods.items():
         stream = name in STREAMS
         make = grpc.unary_stream_rpc_method_handler if stream else grpc.unary_unary_rpc_method_handler
         guard = _streaming if stream else _unary
         table[name] = make(guard(request, functions[name]), response_serializer=response.SerializeToString)
-    return grpc.method_handlers_generic_handler(service, table)
+    return grpc.method_handlers_generic_handler(service.name, table)
 
 
 def _unary(kind: type[Message], function: Handler) -> Handler:

@@ -28,16 +28,17 @@ from gpunode.plugin.kubelet.server import (
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.proto import pluginregistration_pb2 as pb
 
-PLUGIN_REGISTRATION = "pluginregistration.Registration"
+PLUGIN_REGISTRATION = server.Service(
+    "pluginregistration.Registration",
+    {
+        "GetInfo": (pb.InfoRequest, pb.PluginInfo),
+        "NotifyRegistrationStatus": (pb.RegistrationStatus, pb.RegistrationStatusResponse),
+    },
+)
 DEVICE_PLUGIN_TYPE = "DevicePlugin"
 _SOON = 1.0  # after a refusal, or a stream that this same kubelet has ended: it won't reconnect by itself
 _STEADY_SECONDS = 30.0  # a stream that lasted this long clears the record of failures
 _LONGEST = 60.0
-
-server.METHODS[PLUGIN_REGISTRATION] = {
-    "GetInfo": (pb.InfoRequest, pb.PluginInfo),
-    "NotifyRegistrationStatus": (pb.RegistrationStatus, pb.RegistrationStatusResponse),
-}
 
 
 class WatcherLink(Link):

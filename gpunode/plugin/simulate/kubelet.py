@@ -8,6 +8,7 @@ from threading import Condition, Thread
 
 import grpc
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.host import Host
 from gpunode.plugin.kubelet import server
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
@@ -53,7 +54,7 @@ class DemoKubelet:
             return self._changed.wait_for(lambda: sum(self._devices.get(resource, ())) == count, timeout)
 
     def _register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:
-        channel = server.channel(self._host.path(f"{self._directory}/{request.endpoint}"))
+        channel = channel_to(self._host.path(f"{self._directory}/{request.endpoint}"))
         try:
             query = server.method(channel, server.DEVICE_PLUGIN, "GetDevicePluginOptions")
             query(pb.Empty(), timeout=_DIAL_SECONDS, wait_for_ready=True)

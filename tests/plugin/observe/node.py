@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from tests.cli import Ran, gpunode
@@ -121,7 +122,7 @@ def another_plugin(directory: Path, endpoint: str, resource: str, ids: Sequence[
     server.add_insecure_port(rpc.target(directory / endpoint))
     server.start()
     try:
-        with rpc.channel(directory / "kubelet.sock") as channel:
+        with channel_to(directory / "kubelet.sock") as channel:
             request = pb.RegisterRequest(version=rpc.VERSION, endpoint=endpoint, resource_name=resource)
             rpc.method(channel, rpc.REGISTRATION, "Register")(request, timeout=30)
         yield calls

@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 
 from fixtures.stubs import SCENARIO_VARIABLE
+from gpunode.daemons.grpc_client import channel_to
 from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
@@ -64,7 +65,7 @@ def main(kubelet: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(8), handlers=[rpc.handlers(rpc.DEVICE_PLUGIN, functions)])
     server.add_insecure_port(rpc.target(kubelet.with_name("tiny.sock")))
     server.start()
-    with rpc.channel(kubelet) as channel:
+    with channel_to(kubelet) as channel:
         request = pb.RegisterRequest(
             version=rpc.VERSION, endpoint="tiny.sock", resource_name="example.com/gpu"
         )
