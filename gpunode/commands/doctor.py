@@ -38,6 +38,7 @@ from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageEr
 from gpunode.facts.cuda import release_of
 from gpunode.facts.node import Node, Questions, Trial
 from gpunode.facts.tables import all_tables
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.output.render import ENVELOPES, Output, output_for
 from gpunode.output.result import ExitCode, Progress, Result
@@ -165,6 +166,12 @@ def _metrics(envelope: dict[str, Any]) -> str:
     from gpunode.output.prometheus import metrics
 
     return metrics(envelope)
+
+
+def check_recording(host: Host) -> None:
+    """`ConfigError` for what a recording has of NVML: one error now, not one in every check."""
+    if not host.live:
+        probe(host)
 
 
 def node_of(host: Host, questions: Questions, progress: Progress) -> Node:
@@ -417,6 +424,7 @@ def doctor(
         raise UsageError(f"--cuda {options.cuda}: not a CUDA release", hint="two numbers, such as 12.8")
     questions = Questions(options.expect_gpus, options.cuda, options.image, options.deep)
     host, progress, strict = session.host, session.progress, options.strict
+    check_recording(host)
     if fixing:
         findings = partial(examine, host, progress, selection, questions)
         return doctor_fix.run(host, findings, progress, strict=strict, apply=apply, allow=allowed)

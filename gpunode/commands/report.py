@@ -200,4 +200,5 @@ def report(
 
     gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """
+    doctor.check_recording(session.host)
     return run(session.host, session.progress, output_file, redact or ())

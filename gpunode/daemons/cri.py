@@ -10,10 +10,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gpunode.daemons.grpc_client import CallError, open_channel, recalled, unary_call
+from gpunode.daemons.grpc_client import CallError, open_channel, recalled_list, unary_call
 from gpunode.daemons.http import decoded
 from gpunode.errors import DaemonError
 from gpunode.host import Host
+from gpunode.host.recording import naming_the_key
 from gpunode.output.typed import as_dict, as_text, from_plain, plain
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class CriStatus:
     ``RuntimeReady``, ``NetworkReady``, ... to their status.
     """
 
-    handlers: tuple[str, ...]
-    default_handler: str
+    handlers: tuple[str, ...] = ()
+    default_handler: str = ""
     config: dict[str, Any] = field(default_factory=dict)
     conditions: dict[str, bool] = field(default_factory=dict)
 
@@ -105,7 +106,9 @@ class Cri:
     def status(self) -> CriStatus:
         """What the running daemon has loaded (``Status`` with ``verbose``)."""
         if not self.host.live:
-            return from_plain(CriStatus, self._recalled("status", dict), lenient=True)
+            with naming_the_key():
+                where = f"daemons.{self.socket}.status"
+                return from_plain(CriStatus, self._recalled("status", dict), where=where)
         from gpunode.daemons.proto import cri_pb2 as pb
 
         answer = self.call("RuntimeService", "Status", pb.StatusRequest(verbose=True), pb.StatusResponse)
@@ -220,19 +223,18 @@ _LIST_SECONDS = 2.0
 class CriContainer(NamedTuple):
     """One running container. `handler` is its pod's runtime handler, empty for the engine's default one."""
 
-    id: str
-    name: str
-    pod: str
-    namespace: str
-    image: str
-    handler: str
+    id: str = ""
+    name: str = ""
+    pod: str = ""
+    namespace: str = ""
+    image: str = ""
+    handler: str = ""
 
 
 def running_containers(host: Host, socket: str, timeout: float) -> tuple[CriContainer, ...]:
     """Every running container of this engine, in its order; `DaemonError` if it doesn't report them."""
     if not host.live:
-        recorded = recalled(host, socket, "containers", list)
-        return tuple(from_plain(CriContainer, container, lenient=True) for container in recorded)
+        return recalled_list(host, socket, "containers", CriContainer)
     from gpunode.daemons.proto import cri_pb2 as pb
 
     running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.output.typed import as_dict
+from gpunode.host.recording import naming_the_key
+from gpunode.output.typed import as_dict, from_plain
 
 if TYPE_CHECKING:
     import grpc
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_RESPONSE_BYTES = 16 << 20
 MALFORMED = "MALFORMED"  # beside gRPC's status names: the response is not the message that was expected
+_T = TypeVar("_T")
 _Response = TypeVar("_Response", bound="Message")
 
 # Both are read by gRPC when it is first imported. Its fork handlers can hang a process that spawns children
@@ -66,6 +68,15 @@ def recalled(host: Host, socket: str, what: str, kind: type) -> Any:
     if not isinstance(answer, kind):
         raise DaemonError(f"no socket is contacted under --root {host.root}", code="not-live")
     return answer
+
+
+def recalled_list(host: Host, socket: str, what: str, cls: type[_T]) -> tuple[_T, ...]:
+    """The same for a list of records; `ConfigError` for a malformed recording."""
+    items = enumerate(recalled(host, socket, what, list))
+    with naming_the_key():
+        return tuple(
+            from_plain(cls, item, where=f"daemons.{socket}.{what}[{number}]") for number, item in items
+        )
 
 
 def unary_call(

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gpunode.daemons.grpc_client import MALFORMED, CallError, open_channel, recalled, unary_call
+from gpunode.daemons.grpc_client import (
+    MALFORMED,
+    CallError,
+    open_channel,
+    recalled,
+    recalled_list,
+    unary_call,
+)
 from gpunode.errors import DaemonError
 from gpunode.host import Host
-from gpunode.output.typed import as_strings, from_plain
 
 if TYPE_CHECKING:
     import grpc
@@ -28,11 +34,11 @@ _HINTS = {
 class Holding(NamedTuple):
     """What one container holds of one resource. `pod` is empty and `pod_uid` set where only that is known."""
 
-    namespace: str
-    pod: str
-    container: str
-    resource: str
-    ids: tuple[str, ...]
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    resource: str = ""
+    ids: tuple[str, ...] = ()
     pod_uid: str = ""
 
 
@@ -42,8 +48,7 @@ def list_pods(host: Host, socket: str, timeout: float = 2.0) -> tuple[Holding, .
     `DaemonError` says why it is unknown: no socket, no permission, no listener, no answer in time.
     """
     if not host.live:
-        pods = recalled(host, socket, "pods", list)
-        return tuple(from_plain(Holding, holding, lenient=True) for holding in pods)
+        return recalled_list(host, socket, "pods", Holding)
     holdings = _query(host, socket, "List", _list_pods, timeout)
     host.heard("daemons", socket, {"pods": [_as_recorded(holding) for holding in holdings]})
     return holdings
@@ -56,7 +61,7 @@ def allocatable(host: Host, socket: str, timeout: float = 2.0) -> dict[str, tupl
     feature gate KubeletPodResourcesGetAllocatable off).
     """
     if not host.live:
-        return {name: as_strings(ids) for name, ids in recalled(host, socket, "allocatable", dict).items()}
+        return {name: tuple(ids) for name, ids in recalled(host, socket, "allocatable", dict).items()}
     devices = _query(host, socket, "GetAllocatableResources", query_allocatable, timeout)
     host.heard("daemons", socket, {"allocatable": {name: list(ids) for name, ids in devices.items()}})
     return devices

@@ -79,9 +79,9 @@ class Inventory(NamedTuple):
     simulated: bool = False
 
 
-def inventory_from_json(data: Any) -> Inventory:
+def inventory_from_json(data: Any, where: str = "") -> Inventory:
     """Read an `Inventory` back from the output of `plain`. `PlainError`, a ValueError, for anything else."""
-    inventory = from_plain(Inventory, data)
+    inventory = from_plain(Inventory, data, where=where)
     gpus = tuple(
         replace(gpu, mig_capable=True) if gpu.mig_enabled else gpu  # older recordings have only the mode
         for gpu in inventory.gpus
@@ -102,7 +102,7 @@ class Reading:
     `generation` changes with a reboot, a reload or a replacement of the driver.
     """
 
-    uuid: str
+    uuid: str = ""
     error: str = ""
     ecc_volatile: int | None = None
     ecc_aggregate: int | None = None

@@ -13,6 +13,7 @@ and ``{"done": true}`` at the end.
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import time
 from collections import Counter
@@ -41,7 +42,9 @@ from gpunode.gpu.nvml import (
     Queries,
     name_at,
 )
-from gpunode.output.typed import from_plain, plain
+from gpunode.output.typed import PlainError, from_plain, plain
+
+_INDEX = re.compile(r"[0-9]{1,5}")
 
 COMPUTE_MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
 """NVML_COMPUTEMODE_* from 0 on."""
@@ -88,7 +91,7 @@ class Condition:
     pci: str = ""
     error: str = ""
     error_code: int | None = None
-    reading: Reading = field(default_factory=lambda: Reading(""))
+    reading: Reading = field(default_factory=Reading)
     sram_threshold_exceeded: bool | None = None
     remapped: int | None = None
     retired: int | None = None
@@ -119,18 +122,22 @@ class Condition:
     cc_ready: bool | None = None
 
 
-def conditions_from_json(data: Any, inventory: Inventory) -> tuple[Condition, ...]:
-    """Read an object of conditions by index ("0"); () for None. The names of a GPU are those of the
-    inventory. An item of a wrong type counts as missing; TypeError, AttributeError or ValueError if there are
-    no objects."""
+def conditions_from_json(
+    data: Mapping[str, Any], inventory: Inventory, *, lenient: bool = False
+) -> tuple[Condition, ...]:
+    """Read an object of conditions by index ("0"). The names of a GPU are those of the inventory.
+
+    `PlainError` for another key, and for a value of a wrong type, which counts as missing with `lenient`.
+    """
+    if unexpected := [key for key in data if not _INDEX.fullmatch(key)]:
+        raise PlainError(f"nvml.conditions.{unexpected[0][:100]}: the key must be the index of a GPU")
     known = {gpu.index: gpu for gpu in inventory.gpus}
-    items = [(int(key), item) for key, item in ({} if data is None else data).items()]
     conditions = []
-    for index, item in sorted(items, key=lambda pair: pair[0]):
-        gpu = known.get(index) or Gpu(index, "", "", "")
-        condition = from_plain(Condition, item, lenient=True)
+    for key, item in sorted(data.items(), key=lambda pair: int(pair[0])):
+        gpu = known.get(int(key)) or Gpu(int(key), "", "", "")
+        condition = from_plain(Condition, item, lenient=lenient, where=f"nvml.conditions.{key}")
         reading = replace(condition.reading, uuid=gpu.uuid)
-        conditions.append(replace(condition, index=index, uuid=gpu.uuid, pci=gpu.pci, reading=reading))
+        conditions.append(replace(condition, index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, reading=reading))
     return tuple(conditions)
 
 

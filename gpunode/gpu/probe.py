@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpunode.errors import ConfigError
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
 from gpunode.gpu.library_paths import nvml_options
 from gpunode.gpu.model import Inventory, inventory_from_json
 from gpunode.host import Host
-from gpunode.host.recording import RECORDING
+from gpunode.host.recording import naming_the_key
+from gpunode.output.typed import from_plain
 
 if TYPE_CHECKING:
     from gpunode.gpu.nvml_health import Condition
@@ -32,6 +33,21 @@ class NvmlProbe(NamedTuple):
     conditions: tuple[Condition, ...] = ()
     untold: str = ""
     asked: bool = True
+
+
+class _Failure(NamedTuple):
+    code: int
+    message: str = ""
+
+
+class _Answers(NamedTuple):
+    """What children reported, and what a recording has under `nvml`."""
+
+    inventory: Mapping[str, Any] | None = None
+    conditions: Mapping[str, Any] | None = None
+    error: _Failure | None = None
+    timeout: bool = False
+    problem: str = ""
 
 
 def probe(
@@ -58,8 +74,8 @@ def probe(
         result = NvmlProbe(None, None, str(failure), failure.timed_out, seconds)
     else:
         try:
-            result = _answer(answers, seconds, str(failure or ""))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            result = _answer({**answers, "problem": str(failure or "")}, seconds)
+        except ValueError as error:
             result = NvmlProbe(None, None, unusable(repr(error)), seconds=seconds)
     if result.inventory is None and result.code is None:
         if result.timed_out:
@@ -97,46 +113,36 @@ def _collect(
         child.end()
 
 
-def _answer(answers: dict[str, Any], seconds: float = 0.0, problem: str = "") -> NvmlProbe:
-    error = answers.get("error")
-    if error is not None:
-        return NvmlProbe(None, int(error["code"]), str(error.get("message", "")), seconds=seconds)
-    inventory = inventory_from_json(answers["inventory"])
-    conditions, untold = _conditions(answers, inventory, problem) if "conditions" in answers else ((), "")
-    return NvmlProbe(inventory, seconds=seconds, conditions=conditions, untold=untold)
-
-
-def _conditions(
-    answers: dict[str, Any], inventory: Inventory, problem: str
-) -> tuple[tuple[Condition, ...], str]:
-    """The conditions that NVML returned, and why the next one is missing."""
-    from gpunode.gpu.nvml_health import conditions_from_json
-
-    conditions = conditions_from_json(answers["conditions"], inventory)
-    left = sorted({gpu.index for gpu in inventory.gpus} - {condition.index for condition in conditions})
-    if not problem:
-        return conditions, ""
-    return (
-        conditions,
-        f"{problem}: the condition of GPU {left[0]}" if left else f"{problem}: the clocks of the GPUs",
-    )
-
-
 _NOT_RECORDED = NvmlProbe(None, None, "nothing was recorded of this machine's NVML", asked=False)
 
 
 def _recorded(host: Host) -> NvmlProbe:
-    recorded = host.recording.get("nvml")
-    if not recorded:
-        return _NOT_RECORDED
-    try:
-        if recorded.get("timeout"):
-            return NvmlProbe(None, None, "NVML did not answer", timed_out=True)
-        problem = str(recorded.get("problem", ""))
-        if recorded.keys().isdisjoint(("error", "inventory")):
-            return NvmlProbe(None, None, problem) if problem else _NOT_RECORDED
-        return _answer(recorded, problem=problem)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{RECORDING}: the section nvml is malformed ({error!r})", hint="see docs/recorded-machines.md"
-        ) from error
+    with naming_the_key():
+        return _answer(host.recording.get("nvml", {}), recorded=True)
+
+
+def _answer(data: Mapping[str, Any], seconds: float = 0.0, *, recorded: bool = False) -> NvmlProbe:
+    """`PlainError` for a value of a wrong type, which is unknown in a condition that wasn't `recorded`."""
+    answers = from_plain(_Answers, data, where="nvml")
+    if answers.timeout:
+        return NvmlProbe(None, None, "NVML did not answer", timed_out=True)
+    if answers.error is not None:
+        return NvmlProbe(None, answers.error.code, answers.error.message, seconds=seconds)
+    if recorded and answers.inventory is None:
+        return NvmlProbe(None, None, answers.problem) if answers.problem else _NOT_RECORDED
+    inventory = inventory_from_json(answers.inventory, "nvml.inventory")
+    if answers.conditions is None:
+        return NvmlProbe(inventory, seconds=seconds)
+    from gpunode.gpu.nvml_health import conditions_from_json
+
+    conditions = conditions_from_json(answers.conditions, inventory, lenient=not recorded)
+    untold = _untold(inventory, conditions, answers.problem)
+    return NvmlProbe(inventory, seconds=seconds, conditions=conditions, untold=untold)
+
+
+def _untold(inventory: Inventory, conditions: tuple[Condition, ...], problem: str) -> str:
+    """Why the next condition is missing."""
+    left = sorted({gpu.index for gpu in inventory.gpus} - {condition.index for condition in conditions})
+    if not problem:
+        return ""
+    return f"{problem}: the condition of GPU {left[0]}" if left else f"{problem}: the clocks of the GPUs"

@@ -165,10 +165,10 @@ class Layouts:
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
 
-def layouts_from_json(data: Any) -> Layouts:
+def layouts_from_json(data: Any, where: str = "") -> Layouts:
     """Read `Layouts` back from the output of `plain`, with the profile of each MIG device. `PlainError`, a
     ValueError, for anything else."""
-    layouts = from_plain(Layouts, data)
+    layouts = from_plain(Layouts, data, where=where)
     gpus = (replace(gpu, instances=tuple(map(_with_profiles, gpu.instances))) for gpu in layouts.gpus)
     return replace(layouts, gpus=tuple(gpus))
 

@@ -23,6 +23,7 @@ from gpunode.gpu.nvml import (
 )
 from gpunode.host import Host
 from gpunode.host.process import LineChild
+from gpunode.host.recording import naming_the_key
 from gpunode.mig.model import Layouts, Placement, layouts_from_json
 from gpunode.output.result import ExitCode
 from gpunode.output.typed import plain
@@ -198,4 +199,5 @@ def _recorded(host: Host) -> Layouts:
         error = MigError("read the layouts", "", "nothing was recorded of this machine's MIG")
         error.hint = "gpunode report records it on that node"
         raise error
-    return layouts_from_json(recorded)  # `Host.recording` has its types already
+    with naming_the_key():
+        return layouts_from_json(recorded, "nvml.mig")

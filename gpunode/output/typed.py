@@ -109,14 +109,17 @@ class PlainError(ValueError):
     """Data of another shape; the message starts with the keys that lead to it, such as ``gpus[0].uuid``."""
 
 
-def from_plain(cls: type[_T], data: Any, *, lenient: bool = False, unknown: bool = True) -> _T:
+def from_plain(
+    cls: type[_T], data: Any, *, lenient: bool = False, unknown: bool = True, where: str = ""
+) -> _T:
     """A record from a mapping whose keys are its field names in camelCase.
 
     Each value must have exactly the field's type, as JSON has it. A missing key leaves the field's default.
     With `lenient` a value of another type counts as missing, and what has no default is empty; without
-    `unknown` a key that is no field is an error. `PlainError`, which is a ValueError.
+    `unknown` a key that is no field is an error. `where` are the keys that lead to `data`. `PlainError`,
+    which is a ValueError.
     """
-    value: _T = _Reader(lenient, unknown).instance(cls, data, "")
+    value: _T = _Reader(lenient, unknown).instance(cls, data, where)
     return value
 
 

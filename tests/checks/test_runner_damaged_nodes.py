@@ -123,7 +123,7 @@ def test_nvml_names_of_a_wrong_type_are_refused_with_their_key(tmp_path):
         gpu["name"] = ["H100"]
     host = Host(build_machine(spec, tmp_path), environ={})
     with pytest.raises(ConfigError, match=r"nvml\.inventory\.gpus\[0\]\.name must be a string"):
-        _ = host.recording
+        doctor.check_recording(host)
 
 
 def test_untrusted_text_of_a_node_forges_no_line(tmp_path):

@@ -184,6 +184,7 @@ _FILE |= {"before": "", "after": "1", "interim": []}
     [
         "[]",
         '{"files": 3}',
+        '{"files": [' + "[" * 100_000,
         '{"state": "applied", "files": [3]}',
         '{"files": [{"path": "/etc/a"}]}',
         *(

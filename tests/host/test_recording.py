@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from fixtures.machines import HEALTHY, as_yaml, machine, names
 from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
+from gpunode.commands.doctor import check_recording
+from gpunode.daemons.cri import Cri, running_containers
+from gpunode.daemons.pod_resources import list_pods
 from gpunode.errors import ConfigError
 from gpunode.facts.node import Node
-from gpunode.gpu import model, nvml, nvml_health
-from gpunode.host import Host, recording
-from gpunode.host.recording import parse_recording
-from gpunode.mig import model as mig_model
-from gpunode.output.typed import json_fields
+from gpunode.gpu.probe import probe
+from gpunode.host import Host
+from gpunode.host.recording import RECORDING
+from gpunode.mig.session import MigError, read_layouts
 from tests.cli import gpunode
 
 MACHINES = (
@@ -50,8 +52,18 @@ def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_recorded_machine_is_accepted(name: str) -> None:
-    parse_recording(json.dumps(machine(name).get("recording", {})))
+def test_every_recorded_machine_is_accepted(tmp_path: Path, name: str) -> None:
+    (tmp_path / RECORDING).parent.mkdir()
+    (tmp_path / RECORDING).write_text(json.dumps(machine(name).get("recording", {})))
+    host = Host(tmp_path, environ={})
+    probe(host)
+    for socket, answers in host.recording["daemons"].items():
+        if "status" in answers:
+            Cri(host, socket).status()
+        if "containers" in answers and "info" not in answers:
+            running_containers(host, socket, 1.0)
+        if "pods" in answers:
+            list_pods(host, socket)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -96,12 +108,15 @@ def test_wrong_type_is_one_error_and_breaks_no_check(
     name, path = place
     spec: Any = dict(machine(name))
     spec["recording"] = changed(spec["recording"], path, value)
+    host = Host(build_machine(spec, tmp_path_factory.mktemp("m")), environ={})
     try:
-        parse_recording(json.dumps(spec["recording"]))
+        check_recording(host)
+        read_layouts(host)
     except ConfigError as error:
         assert error.hint and path[0] in error.message
         return
-    host = Host(build_machine(spec, tmp_path_factory.mktemp("m")), environ={})
+    except MigError:
+        pass  # most machines have no recorded layouts
     broken = [one.summary for one in run_checks(Node(host)) if "internal error in the check" in one.summary]
     assert broken == []
 
@@ -126,7 +141,7 @@ def test_command_line_names_the_wrong_key(
     spec: Any = dict(machine("healthy-docker-rocky9"))
     spec["recording"] = changed(spec["recording"], path, value)
     root = build_machine(spec, tmp_path / "m")
-    for argv in (("doctor",), ("gpus",), ("mig", "list")):
+    for argv in (("doctor",), ("gpus",)):
         ran = gpunode("--root", str(root), *argv)
         assert ran.code == 1
         error, hint = ran.err.splitlines()[-2:]
@@ -135,22 +150,49 @@ def test_command_line_names_the_wrong_key(
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"),
+    ("layouts", "says"),
     [
-        (model.Gpu, recording._GPU),
-        (model.MigDevice, recording._MIG_DEVICE | {"size": recording._SIZE}),
-        (model.MigSize, recording._SIZE),
-        (nvml_health.Condition, recording._CONDITION),
-        (nvml.Fabric, recording._FABRIC),
-        (nvml_health.Licence, recording._LICENCE),
-        (nvml_health.GpuProcess, recording._PROCESS),
-        (mig_model.GpuLayout, recording._LAYOUT),
-        (mig_model.GpuInstance, recording._INSTANCE),
-        (mig_model.ComputeInstance, recording._COMPUTE),
-        (mig_model.Profile, recording._PROFILE),
+        ([], "nvml.mig must be an object"),
+        ({"gpus": [{"uuid": "GPU-0"}]}, "nvml.mig.gpus[0].index is missing"),
+        (
+            {"gpus": [{"uuid": "", "index": 0, "name": "", "pci": "", "slots": "8"}]},
+            "nvml.mig.gpus[0].slots must be an integer",
+        ),
     ],
 )
-def test_every_field_that_is_recorded_has_a_type(kind: Any, shape: dict[str, Any]) -> None:
-    known = {key.removesuffix("!") for key in shape}
-    identity = {"index", "uuid", "pci"} if kind is nvml_health.Condition else set()
-    assert set(json_fields(kind)) - identity == known
+def test_mig_list_names_the_wrong_key_of_the_layouts(tmp_path: Path, layouts: Any, says: str) -> None:
+    spec: Any = dict(machine("healthy-docker-rocky9"))
+    nvml = {**spec["recording"]["nvml"], "mig": layouts}
+    spec["recording"] = {**spec["recording"], "nvml": nvml}
+    ran = gpunode("--root", str(build_machine(spec, tmp_path / "m")), "mig", "list")
+    error, hint = ran.err.splitlines()
+    assert ran.code == 1 and error == f"error: .gpunode/recording.json: {says}"
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("status", "handlers"), "nvidia", "status.handlers must be a list"),
+        (
+            ("status", "conditions"),
+            {"RuntimeReady": 1},
+            "status.conditions.RuntimeReady must be true or false",
+        ),
+        (("containers",), [{"handler": 3}], "containers[0].handler must be a string"),
+    ],
+)
+def test_answer_of_the_cri_that_is_malformed_is_an_error_of_the_checks_that_read_it(
+    tmp_path: Path, path: tuple[str, ...], value: Any, says: str
+) -> None:
+    spec: Any = dict(machine("healthy-h100"))
+    socket = "/run/containerd/containerd.sock"
+    spec["recording"] = changed(spec["recording"], ("daemons", socket, *path), value)
+    host = Host(build_machine(spec, tmp_path / "m"), environ={})
+    with pytest.raises(ConfigError) as raised:
+        _ = Node(host).cri, running_containers(host, socket, 1.0)
+    assert raised.value.message == f".gpunode/recording.json: daemons.{socket}.{says}"
+    findings = run_checks(Node(host))
+    if path[0] == "status":
+        assert any(raised.value.message in one.summary for one in findings)
+    assert [one.summary for one in findings if "internal error" in one.summary] == []
