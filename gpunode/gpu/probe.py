@@ -46,6 +46,7 @@ class _Answers(NamedTuple):
     inventory: Mapping[str, Any] | None = None
     conditions: Mapping[str, Any] | None = None
     error: _Failure | None = None
+    cuda: Mapping[str, Any] = {}
     timeout: bool = False
     problem: str = ""
 
