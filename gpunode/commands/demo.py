@@ -27,6 +27,8 @@ from gpunode.host import Host
 from gpunode.host.recording import RECORDING
 from gpunode.output.result import Block, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.output.typed import plain
+from gpunode.plugin.config.settings import Settings
+from gpunode.plugin.logfmt import open_log
 from gpunode.runtime.engine import Request
 
 # A whole machine in one JSON object, and the function that writes it as a directory for ``--root``.
@@ -355,8 +357,6 @@ def _configure(transcript: Transcript, node: Host, engine: str, action: str, pro
 def _plugin(transcript: Transcript, node: Host) -> int:
     """Serve to the simulated kubelet until it counts the GPUs; return its allocatable count."""
     from gpunode.plugin.compose import make_service
-    from gpunode.plugin.config.settings import Settings
-    from gpunode.plugin.logfmt import open_log
     from gpunode.plugin.simulate.kubelet import DemoKubelet
 
     settings = Settings()

@@ -40,6 +40,7 @@ from gpunode.facts.node import Node, Questions, Trial
 from gpunode.facts.tables import all_tables
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
+from gpunode.output.prometheus import metrics
 from gpunode.output.render import ENVELOPES, Output, output_for
 from gpunode.output.result import ExitCode, Progress, Result
 from gpunode.output.typed import StrEnum
@@ -152,7 +153,7 @@ def run(
         status=status,
         exit_code=ExitCode.FAILED if failed else ExitCode.OK,
         blocks=blocks(about, findings, explain, tables, selection),
-        documents={"html": _page, "prometheus": _metrics},
+        documents={"html": _page, "prometheus": metrics},
     )
 
 
@@ -160,12 +161,6 @@ def _page(envelope: dict[str, Any]) -> str:
     from gpunode.output.html import page
 
     return page(envelope)
-
-
-def _metrics(envelope: dict[str, Any]) -> str:
-    from gpunode.output.prometheus import metrics
-
-    return metrics(envelope)
 
 
 def check_recording(host: Host) -> None:

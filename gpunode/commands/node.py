@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpunode.commands.gpus import explain_failure
 from gpunode.commands.help_page import command_group
 from gpunode.commands.options import (
     ContextOption,
@@ -23,6 +24,8 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.gpu.amd import read_inventory
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.kubernetes import access, changes
 from gpunode.kubernetes.access import Access, connect, node_name
@@ -328,17 +331,12 @@ def _count(host: Host, count: str, resource: str, at: NodeLocation, progress: Pr
     if resource == "nvidia.com/gpu":
         return _nvidia(host, progress)
     if resource == "amd.com/gpu":
-        from gpunode.gpu.amd import read_inventory
-
         return _at_least_one(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
     raise UsageError(f"the number of {resource} can't be determined", hint="pass the number: --count N")
 
 
 def _nvidia(host: Host, progress: Progress) -> int:
     """GPUs without MIG devices that NVML can describe."""
-    from gpunode.commands.gpus import explain_failure
-    from gpunode.gpu.probe import probe
-
     with progress.step("querying NVML"):
         answer = probe(host)
     if answer.inventory is None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gpunode.errors import UsageError
+from gpunode.host import Host
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 # Values that Tab offers, for `autocompletion` of options and arguments.
@@ -58,7 +59,6 @@ def resource_names(incomplete: str) -> list[str]:
 
 def journal_entries(ctx: typer.Context) -> list[str]:
     """IDs of the journal's entries, if this user may read it."""
-    from gpunode.host import Host
     from gpunode.host.journal import Journal
 
     roots = (context.params.get("root") for context in (ctx, ctx.find_root()))
@@ -100,10 +100,10 @@ def duration_option(
     """
 
     def parse(value: str | float) -> float:
-        from gpunode.plugin.config.values import duration
-
         if isinstance(value, float):  # Typer passes the default, too
             return value
+        from gpunode.plugin.config.values import duration
+
         try:
             return duration(value, least)
         except ValueError as error:

@@ -18,6 +18,7 @@ from gpunode.facts.registry import DAEMONS
 from gpunode.facts.systemd import read_unit
 from gpunode.facts.tables import table
 from gpunode.facts.topic import Stuck
+from gpunode.gpu.child import module_argv
 from gpunode.host import Host
 from gpunode.host.files import SMALL_BYTES
 
@@ -198,8 +199,6 @@ def run_cuda(host: Host) -> Answer | None:
         recorded = host.recorded("nvml", "cuda")
         text = json.dumps(recorded) if recorded else ""
     else:
-        from gpunode.gpu.child import module_argv
-
         done = host.run(module_argv(MODULE, *arguments((), DEVICE_SECONDS)), timeout=_SECONDS)
         if done.timed_out:
             raise Stuck(f"CUDA didn't answer within {_SECONDS:g} s", first=True)

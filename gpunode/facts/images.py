@@ -10,6 +10,8 @@ from functools import partial
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
+from gpunode.daemons.cri import image_config
+from gpunode.daemons.docker import DockerApi
 from gpunode.errors import DaemonError
 from gpunode.facts import tables
 from gpunode.host import Host
@@ -81,9 +83,6 @@ def find_image(host: Host, reference: str, docker: str, cri: Mapping[str, str], 
 def _engines(
     host: Host, reference: str, docker: str, cri: Mapping[str, str], podman: bool
 ) -> Iterator[tuple[str, Callable[[], dict[str, Any] | None]]]:
-    from gpunode.daemons.cri import image_config
-    from gpunode.daemons.docker import DockerApi
-
     if docker:
         query = partial(DockerApi(host, docker, DAEMON_SECONDS).image_config, reference)
         yield "Docker", partial(_of_daemon, host, docker, reference, query)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.daemons import pod_resources
+from gpunode.daemons.cri import Cri, running_containers
 from gpunode.daemons.crio import running_config
+from gpunode.daemons.docker import DockerApi
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import (
     devices,
@@ -77,12 +79,12 @@ from gpunode.facts.topic import topic
 from gpunode.facts.workloads import Container, DeviceRule, containers, device_rules
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.gpu.nvml_health import Condition
+from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.host import Host
 from gpunode.host.reading import DeviceNode
 
 if TYPE_CHECKING:
     from gpunode.daemons.cri import CriContainer, CriStatus
-    from gpunode.gpu.probe import NvmlProbe
 
 
 # Time limits of `Node`'s queries, the user's options, and values of topics.
@@ -295,8 +297,6 @@ class Node:
     def nvml(self) -> NvmlProbe:
         """NVML's report, from a child process; not `asked` if the query would change the node: NVML loads the
         module and creates missing device files, which would hide the fault."""
-        from gpunode.gpu.probe import NvmlProbe, probe
-
         library = self.nvml_library
         if library is None and not self.host.is_dir(f"{DRIVER_ROOT}/usr"):
             return NvmlProbe(None, message="no libnvidia-ml.so.1 is installed to query NVML", asked=False)
@@ -435,8 +435,6 @@ class Node:
     @topic
     def docker_info(self) -> dict[str, Any]:
         """The running daemon's own report; `DaemonError` if there is none."""
-        from gpunode.daemons.docker import DockerApi
-
         return DockerApi(self.host, self.docker.socket if self.docker else "", DAEMON_SECONDS).info()
 
     @topic
@@ -459,8 +457,6 @@ class Node:
     @topic
     def cri(self) -> CriStatus:
         """The running containerd's report of its CRI; `DaemonError` if there is none."""
-        from gpunode.daemons.cri import Cri
-
         with Cri(self.host, self.containerd.socket if self.containerd else "", DAEMON_SECONDS) as client:
             return client.status()
 
@@ -535,8 +531,6 @@ class Node:
     @topic
     def cri_containers(self) -> tuple[CriContainer, ...]:
         """Running containers of the kubelet's engine; () if there is none or it doesn't answer."""
-        from gpunode.daemons.cri import running_containers
-
         socket = self.kubelet.endpoint if self.kubelet else self.containerd.socket if self.containerd else ""
         try:
             return running_containers(self.host, socket, DAEMON_SECONDS) if socket else ()
@@ -546,8 +540,6 @@ class Node:
     @topic
     def docker_containers(self) -> tuple[tuple[str, str, str], ...]:
         """Id, name and image of running Docker containers; () without Docker, or if it doesn't answer."""
-        from gpunode.daemons.docker import DockerApi
-
         try:
             if self.docker is None:
                 return ()

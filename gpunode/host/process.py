@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO, NamedTuple
 
+from gpunode.host.trust import find_program, safe_path
+
 # Files without a name: deleted with the last process that has them open.
 
 
@@ -228,8 +230,6 @@ class ChildDaemon:
 
 def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) -> ChildDaemon:
     """Start `argv` with exactly `env`. OSError if there is no such program or `output` can't be written."""
-    from gpunode.host.trust import find_program, safe_path
-
     path = env.get("PATH", os.defpath)
     program, refusal = find_program(argv[0], path)
     if not program:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from gpunode.errors import Unreadable
 from gpunode.facts import driver
+from gpunode.facts.device_plugins import find_operator
 from gpunode.facts.driver_targets import REPOSITORY, repository_lines
 from gpunode.facts.gpu_use import GpuUsers, gpu_users
 from gpunode.facts.kernel_modules import ModuleOptions
@@ -280,8 +281,6 @@ def _debians(node: Node) -> bool:
 
 def _operator_driver(node: Node) -> str:
     """What the GPU operator's driver container has left on this node; empty if nothing."""
-    from gpunode.facts.device_plugins import find_operator
-
     if TRAITS["operator-driver"].holds(node):
         return OPERATOR_DRIVER
     return next((pod for pod in find_operator(node.host).pods if _OPERATOR_PODS in pod), "")

@@ -8,7 +8,10 @@ from gpunode.errors import PreconditionError
 from gpunode.facts.packages import read_packages
 from gpunode.facts.system import TRANSACTIONAL, Distribution, read_distribution
 from gpunode.host import Host
+from gpunode.packages.apt import Apt
+from gpunode.packages.dnf import Dnf
 from gpunode.packages.manager import Manager, PackageState
+from gpunode.packages.zypper import Zypper
 
 _ADVICE = {
     "flatcar": "Flatcar takes the toolkit as a system extension (systemd-sysext): its nvidia-runtime image",
@@ -51,15 +54,9 @@ def find_manager(host: Host) -> Manager:
 
 def _manager(host: Host, family: str, there: Sequence[str]) -> Manager:
     if family == "debian":
-        from gpunode.packages.apt import Apt
-
         return Apt.of(host)
     if family == "suse":
-        from gpunode.packages.zypper import Zypper
-
         return Zypper(host)
-    from gpunode.packages.dnf import Dnf
-
     program = there[0] if there else "dnf"
     # dnf is either release; where both are installed, locks and history belong to the one that it is
     path = host.which(program)

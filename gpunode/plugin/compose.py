@@ -8,6 +8,9 @@ from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.health import HealthChecker, HealthMemory
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend
+from gpunode.plugin.mps.supervisor import Supervisor
+from gpunode.plugin.nvidia.backend import NvidiaBackend
+from gpunode.plugin.observe.status_file import StatusFile
 from gpunode.plugin.serve import PluginService
 
 
@@ -21,15 +24,11 @@ def make_service(host: Host, settings: Settings, log: Log) -> PluginService:
     if settings.vendor == "nvidia" and not settings.simulate:
         add_cdi(service)
         if host.live:
-            from gpunode.plugin.mps.supervisor import Supervisor
-
             supervisor = Supervisor(host, log, service.ledger)
             service.ledger.vetoes.append(supervisor)
             service.parts.append(supervisor)
     if settings.labels.to:
         add_labels(service)
-    from gpunode.plugin.observe.status_file import StatusFile
-
     service.parts.append(StatusFile(service))
     if settings.listen:
         from gpunode.plugin.observe.http import Endpoints
@@ -41,8 +40,6 @@ def make_service(host: Host, settings: Settings, log: Log) -> PluginService:
 
 def add_cdi(service: PluginService) -> None:
     """NVIDIA's backend itself keeps the CDI specifications up to date, and knows what they lack."""
-    from gpunode.plugin.nvidia.backend import NvidiaBackend
-
     assert isinstance(service.backend, NvidiaBackend)
     service.backend.replan = service.ledger.replan
     service.ledger.vetoes.append(service.backend)
@@ -71,6 +68,4 @@ def make_backend(host: Host, settings: Settings, log: Log) -> Backend:
         from gpunode.plugin.amd import AmdBackend
 
         return AmdBackend(host, settings, log)
-    from gpunode.plugin.nvidia.backend import NvidiaBackend
-
     return NvidiaBackend(host, settings, log)

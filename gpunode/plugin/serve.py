@@ -15,7 +15,9 @@ from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.health import HealthChecker
+from gpunode.plugin.kubelet.registration import KubeletLink
 from gpunode.plugin.kubelet.server import Link, LinkContext, Observer, check_directory
+from gpunode.plugin.kubelet.watcher import WatcherLink
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, ServicePart, Snapshot
@@ -202,11 +204,7 @@ class PluginService:
 
     def _make_link(self, name: str, feed: Feed) -> Link:
         if self.settings.registration == "watcher":
-            from gpunode.plugin.kubelet.watcher import WatcherLink
-
             return WatcherLink(self._context, name, feed)
-        from gpunode.plugin.kubelet.registration import KubeletLink
-
         return KubeletLink(self._context, name, feed)
 
     def _close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.errors import GpunodeError
+from gpunode.facts.crio import compiled_default
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.effective import EngineSettings
 from gpunode.facts.registry import ENGINES
@@ -92,8 +93,6 @@ def _default(daemon: Daemon, files: EngineSettings, active: Active, remedies: Re
 def own_default(daemon: Daemon) -> str:
     """The engine's default handler without a setting; empty where it depends on installed programs."""
     if daemon.name == "crio":
-        from gpunode.facts.crio import compiled_default
-
         return compiled_default(daemon.version)
     return ENGINES[daemon.name].default_handler
 

@@ -8,7 +8,9 @@ from fixtures.machines import machine
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
+from gpunode.facts import node as node_module
 from gpunode.facts.node import Node, Questions
+from gpunode.gpu import probe as probe_module
 from gpunode.host import Host
 
 LOG = "/.gpunode/kernel.log"
@@ -251,15 +253,12 @@ def test_persistence_daemon_is_installed_from_the_drivers_source(name, change, i
 
 
 def test_gpu_on_which_nvml_hangs_is_reported(tmp_path, monkeypatch):
-
-    from gpunode.gpu import probe
-
-    whole = probe.probe
+    whole = probe_module.probe
 
     def stops(*given, **named):
         return whole(*given, **named)._replace(untold="NVML did not answer: the condition of GPU 3")
 
-    monkeypatch.setattr(probe, "probe", stops)
+    monkeypatch.setattr(node_module, "probe", stops)
     found = judged("healthy-h100", lambda _: None, tmp_path, "nvml-hang")
     assert status(found) == "note" and "GPU 3" in found.evidence[0].value
 
@@ -294,15 +293,13 @@ def test_laptop_may_suspend_its_gpu(chassis, expected, tmp_path):
 
 @pytest.mark.parametrize(("name", "seconds"), [("healthy-h100", 20.0), ("healthy-workstation", 15.0)])
 def test_many_gpus_get_more_time_to_initialize(name, seconds, tmp_path, monkeypatch):
-    from gpunode.gpu import probe as isolated
-
     asked = []
-    whole = isolated.probe
+    whole = probe_module.probe
 
     def probe(host, timeout, **named):
         asked.append(timeout)
         return whole(host, timeout, **named)
 
-    monkeypatch.setattr(isolated, "probe", probe)
+    monkeypatch.setattr(node_module, "probe", probe)
     assert judged(name, lambda _: None, tmp_path, "nvml-hang").status.value == "pass"
     assert asked == [seconds]

@@ -15,8 +15,8 @@ from gpunode.checks.finding import FindingStatus
 from gpunode.checks.runner import run_checks
 from gpunode.commands import doctor, explain
 from gpunode.commands.demo import build_machine
+from gpunode.facts import node as node_module
 from gpunode.facts.node import Node
-from gpunode.gpu import probe
 from gpunode.host import Host
 from tests.checks import untouched
 from tests.cli import gpunode
@@ -139,7 +139,7 @@ def test_audit_hook_recognizes_a_write() -> None:
 )
 def test_nvml_is_not_queried_if_that_would_fix_the_fault(name, why, tmp_path, monkeypatch):
     """Its library creates device files and loads the module: the fault would be gone unreported."""
-    monkeypatch.setattr(probe, "probe", forbidden)
+    monkeypatch.setattr(node_module, "probe", forbidden)
     node = Node(recorded_host(name, tmp_path))
     assert not node.nvml.asked and why in node.nvml.message
     findings = {one.id: one for one in run_checks(node)}

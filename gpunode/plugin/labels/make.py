@@ -8,6 +8,7 @@ from gpunode.errors import GpunodeError
 from gpunode.facts.devices import driver_gpus
 from gpunode.facts.pci import DEVICES, read_gpus
 from gpunode.gpu.model import Inventory
+from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.model import Labels, Machine
@@ -86,8 +87,6 @@ def _look(host: Host, settings: Settings) -> tuple[Inventory | None, str]:
         return load(settings.simulate, host)[0], ""
     if settings.device_discovery_strategy == TEGRA:
         return query_tegra(host, settings, None)
-    from gpunode.gpu.probe import probe
-
     library = nvml_library(host, settings)
     seen = probe(host, _patience(settings), library=library)
     if is_tegra(host, settings, seen.inventory):

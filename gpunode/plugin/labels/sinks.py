@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
+from gpunode.kubernetes.api import ClusterError, NotFound
 from gpunode.output.result import Change, Progress
 from gpunode.plugin.config.options import OUTPUT_FILE
 from gpunode.plugin.config.settings import LabelSettings, Settings
@@ -328,16 +329,12 @@ class NodeFeature(_InCluster):
         return changed
 
     def _read(self, cluster: Cluster, space: str, name: str) -> dict[str, Any] | None:
-        from gpunode.kubernetes.api import NotFound
-
         try:
             return cluster.get("NodeFeature", name, space)
         except NotFound:
             return None
 
     def _create(self, cluster: Cluster, space: str, feature: dict[str, Any]) -> None:
-        from gpunode.kubernetes.api import NotFound
-
         try:
             cluster.create(feature)
         except NotFound as error:
@@ -357,8 +354,6 @@ class NodeFeature(_InCluster):
             return []
         if self._owned is not None:
             return self._owned
-        from gpunode.kubernetes.api import ClusterError
-
         try:
             pod = cluster.get("Pod", pod_name, space)
         except ClusterError as error:

@@ -19,6 +19,7 @@ from gpunode.plugin.model import (
     Unit,
     requested_devices,
 )
+from gpunode.plugin.mps.layout import container_parts
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 IMEX_CHANNELS = "NVIDIA_IMEX_CHANNELS"
@@ -42,8 +43,6 @@ def answer(settings: Settings, snapshot: Snapshot, ids: Sequence[str]) -> Answer
     envs: dict[str, str] = {}
     mounts: list[ContainerMount] = []
     if resource.sharing == "mps":
-        from gpunode.plugin.mps.layout import container_parts
-
         envs, mounts = container_parts(settings, resource, devices)
     envs |= _feature_envs(settings)
     cdi = _cdi_names(resource, names) if "cdi-cri" in strategies or "cdi-annotations" in strategies else ()

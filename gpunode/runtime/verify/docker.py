@@ -11,6 +11,7 @@ from typing import Any
 from gpunode.daemons.docker import DEFAULT_SOCKET, DockerApi
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.facts.daemons import parse_version
+from gpunode.facts.docker import find_docker
 from gpunode.host import Host
 from gpunode.output.result import Progress
 from gpunode.runtime.verify.container import (
@@ -61,8 +62,6 @@ def _socket(host: Host, request: ContainerRequest) -> str:
                 f"there is no socket at {request.socket}", hint="leave out --socket, or start Docker"
             )
         return request.socket
-    from gpunode.facts.docker import find_docker
-
     daemon = find_docker(host, request.config or None)
     if daemon is None:
         host.refuse_unsafe("dockerd")
