@@ -36,7 +36,61 @@ ONLY_HERE = {
 }
 GRPC_PACKAGES = {"plugin", "daemons"}
 HEAVY = {"grpc", "google", "pynvml", "rich", "tomlkit", "yaml", "asyncio", "lightkube", "httpx2"}
+COSTLY = HEAVY | {
+    "argparse",
+    "ctypes",
+    "html",
+    "http",
+    "logging",
+    "socket",
+    "tarfile",
+    "prometheus_client",
+    "msgspec",
+}
+"""Libraries, Python's own included, that a function may import so that other runs don't load them: logging,
+socket, html and ctypes take 12, 11, 8 and 8 of 298 million instructions of `gpunode --version` (valgrind)."""
+_PLANNER = {"packages.driver_choice", "packages.driver_model"}
+LAZY = {
+    # after the signals are blocked, and where Ctrl-C is handled
+    "__main__": {"cli"},
+    # `--version` needs neither the machine nor the table of variables
+    "commands.session": {"commands.variables", "host"},
+    # Tab, and options for a duration, of which most runs have none
+    "commands.options": {"host.journal", "plugin.config.values", "runtime.find"},
+    # the driver's planner is a twentieth of the doctor's start; the fixes of a few faults need it
+    "checks.driver_packages": _PLANNER,
+    "checks.preconditions": _PLANNER | {"packages.driver_plan", "packages.driver_source"},
+    # another command, or another subcommand, than most runs
+    "commands.configure_runtime": {"cdi.engines"},
+    "commands.doctor": {"commands.doctor_fix"},
+    "commands.plugin": {
+        *("gpu.amd", "plugin.config.gke", "plugin.nvidia.platform", "plugin.simulate.faults"),
+    },
+    "commands.verify": {"commands.verify_kubernetes"},
+    # one engine of several, and its daemon, which a dry run doesn't query where it is stopped or recorded
+    "runtime.find": {
+        *("facts.containerd", "facts.crio", "facts.docker", "facts.podman", "runtime.docker_rootless"),
+        *("runtime.containerd", "runtime.crio", "runtime.docker", "runtime.podman"),
+        *("runtime.k0s", "runtime.k3s", "runtime.microk8s"),
+    },
+    "runtime.apply": {"runtime.docker"},
+    "runtime.containerd": {"daemons.cri"},
+    "runtime.docker": {"daemons.docker"},
+    "facts.containerd": {"daemons.cri"},
+    "facts.docker": {"daemons.docker"},
+    # what the service imports stays in its memory for as long as it runs
+    "plugin.compose": {"plugin.amd", "plugin.labels.watch", "plugin.simulate.backend"},
+    "plugin.nvidia.backend": {"plugin.nvidia.cdi"},
+    # `labels` runs often, as a timer, and most nodes have no config file, no AMD GPU and no label of our own
+    "plugin.config.resolve": {"plugin.config.file"},
+    "plugin.labels.make": {"plugin.labels.amd"},
+    "plugin.labels.sinks": {"kubernetes.access", "kubernetes.changes"},
+    "plugin.nvidia.platform": {"cdi.build", "facts.libraries"},
+}
+"""Other modules that functions may import, by importer: most runs of a command would load them in vain."""
 LONGEST = 800  # lines of a module
+MODULES = 300
+AT_THE_TOP = 18  # packages, modules and other files directly in gpunode/
 LONGEST_FUNCTION = 60
 
 
@@ -46,16 +100,21 @@ def name_of(path: Path) -> str:
     return ".".join(parts).removesuffix("__init__").removesuffix(".")
 
 
-NAMES = {name_of(path) for path in FILES}
+BY_NAME = {name_of(path): path for path in FILES}
+GENERATED = {name_of(path) for path in PACKAGE.rglob("*_pb2.py")}
+NAMES = BY_NAME.keys() | GENERATED
 
 
 @dataclass(frozen=True)
 class Source:
     """What the rules need of a module. `imports` are modules of gpunode, lazily and for types, too;
-    `libraries` other packages that it imports, not only for types. `wrong` breaks a rule in itself."""
+    `libraries` other packages that it imports, not only for types. `at_import` are the modules and libraries
+    that it loads itself, `in_functions` modules that its functions import. `wrong`: breaks of its own."""
 
     imports: frozenset[str]
     libraries: frozenset[str]
+    at_import: frozenset[str]
+    in_functions: frozenset[str]
     wrong: tuple[str, ...]
 
 
@@ -67,17 +126,28 @@ def source(path: Path) -> Source:
     libraries: set[str] = set()
     wrong = [f"{name} is too long"] if text.count("\n") > LONGEST else []
     for_types: set[ast.AST] = set()
+    in_functions: set[ast.AST] = set()
+    at_import: set[str] = set()
+    lazy: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 for_types.update(ast.walk(node))
             case ast.Import(names=names):
-                libraries |= {top(alias.name) for alias in names if node not in for_types}
+                packages = {top(alias.name) for alias in names if node not in for_types}
+                libraries |= packages
+                at_import |= packages if node not in in_functions else set()
             case ast.ImportFrom(module=module, names=names, level=level):
                 assert level == 0, f"{name}:{node.lineno}: relative import"
                 libraries |= {top(module or "")} if node not in for_types else set()
-                imports |= own(module or "", [alias.name for alias in names])
+                modules = own(module or "", [alias.name for alias in names])
+                imports |= modules
+                if node in in_functions:
+                    lazy |= modules
+                elif node not in for_types:
+                    at_import |= modules or {top(module or "")}
             case ast.FunctionDef(lineno=first, end_lineno=last):
+                in_functions.update(ast.walk(node))
                 lines = (last or 0) - first + 1
                 wrong += [f"{name}: {node.name} has {lines} lines"] if lines > LONGEST_FUNCTION else []
             case ast.ClassDef():
@@ -88,7 +158,14 @@ def source(path: Path) -> Source:
                 caught = ast.unparse(node.type) if node.type else "Exception"
                 if caught in ("Exception", "BaseException"):
                     wrong.append(f"{name}:{node.lineno} swallows {caught}")
-    return Source(frozenset(imports - {name, ""}), frozenset(libraries), tuple(wrong))
+    here = {name, ""}
+    return Source(
+        frozenset(imports - here),
+        frozenset(libraries),
+        frozenset(at_import - here),
+        frozenset(lazy - here),
+        tuple(wrong),
+    )
 
 
 def top(module: str) -> str:
@@ -137,6 +214,34 @@ def test_imports_have_no_cycle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
+@cache
+def loaded_by(module: str) -> frozenset[str]:
+    """What an import of this module of gpunode loads: other modules of gpunode, and libraries."""
+    names: set[str] = set()
+    queue = [module]
+    while queue:
+        if (name := queue.pop()) not in names:
+            names.add(name)
+            queue += source(BY_NAME[name]).at_import if name in BY_NAME else ()
+    return frozenset(names | {"google"} if names & GENERATED else names)
+
+
+def test_functions_import_only_what_costs_much() -> None:
+    """Everything else is imported at the top of a module, where a reader looks for it."""
+    light = {
+        name: modules
+        for name, path in BY_NAME.items()
+        if (
+            modules := {
+                module
+                for module in source(path).in_functions
+                if not COSTLY & (loaded_by(module) - loaded_by(name))
+            }
+        )
+    }
+    assert light == LAZY  # an entry that isn't needed any more is an error, too
+
+
 def test_guarded_modules_are_imported_in_one_place() -> None:
     wrong = []
     for path in FILES:
@@ -150,6 +255,8 @@ def test_guarded_modules_are_imported_in_one_place() -> None:
 
 def test_modules_and_functions_are_short_dataclasses_frozen_and_nothing_is_swallowed() -> None:
     assert [problem for path in FILES for problem in source(path).wrong] == []
+    assert len(FILES) <= MODULES
+    assert len([path for path in PACKAGE.iterdir() if path.name != "__pycache__"]) <= AT_THE_TOP
 
 
 @pytest.mark.parametrize("argv", [("--version",), ("--help",), ("doctor", "--help")], ids=" ".join)
