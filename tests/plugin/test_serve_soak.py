@@ -105,9 +105,12 @@ class Soak:
             self.kubelet.restart()
             # one that has just failed is known, too
             assert eventually(lambda: self.kubelet.capacity(RESOURCE) == GPUS), self.log()[-3000:]
-        before = len(self.kubelet.registrations)
+        assert eventually(self.socket.exists), self.log()[-3000:]
+        start = len(self.log())
         self.socket.unlink()
-        assert eventually(lambda: len(self.kubelet.registrations) > before), self.log()[-3000:]
+        # a new registration alone may still be one with the deleted socket
+        again = re.compile(r"socket was deleted.*the kubelet watches", re.DOTALL)
+        assert eventually(lambda: again.search(self.log()[start:]) is not None), self.log()[-3000:]
 
     def reloads(self) -> None:
         """Repeats of the same."""
