@@ -13,8 +13,8 @@ from fixtures.stubs import have_compiler, stub_node
 from tests.cli import REPOSITORY, gpunode
 from tests.plugin.gpus import bare_host, gpu, inventory
 from tests.plugin.nodes import RESOURCE
+from tests.plugin.nvidia.test_cdi import CDI, LIBRARIES, VERSION, Written
 from tests.plugin.serving import kubelet
-from tests.plugin.test_cdi import CDI, LIBRARIES, VERSION, Written
 
 GENERIC = 999  # NVML_ERROR_UNKNOWN
 ROWS = ("`resources`, `rename`, `devices`", "unknown key", "malformed", "--nvidia-dev-root", "stays Healthy")

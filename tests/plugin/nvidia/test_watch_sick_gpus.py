@@ -28,8 +28,8 @@ from gpunode.plugin.nvidia.watch import Watch
 from tests.cli import REPOSITORY
 from tests.plugin.hanging_nvml import ENDLESS, HangingHost
 from tests.plugin.nodes import RESOURCE, MemoryLog, eventually
+from tests.plugin.nvidia.test_watch_discovery import Sink
 from tests.plugin.serving import kubelet
-from tests.plugin.test_watch_discovery import Sink
 from tests.warm_child import ForkedPopen
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")]

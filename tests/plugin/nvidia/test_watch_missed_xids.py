@@ -12,7 +12,7 @@ from gpunode.host import Host
 from gpunode.host.files import LogReader
 from gpunode.plugin.nvidia.watch import MissedXids
 from tests.plugin.nodes import MemoryLog, eventually, inventory, uuid
-from tests.plugin.test_watch_discovery import GOOD, SILENT, Node
+from tests.plugin.nvidia.test_watch_discovery import GOOD, SILENT, Node
 
 WATCHING = json.dumps({"watching": {"count": 4, "unsupported": [], "failed": {}}})
 

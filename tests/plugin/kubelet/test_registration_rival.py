@@ -11,10 +11,10 @@ import pytest
 from gpunode.host import Host
 from gpunode.plugin.kubelet.registration import AllocatableCheck
 from tests.plugin.fakes import FakeBackend
+from tests.plugin.kubelet.test_registration_links import Running, running
 from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import DIRECTORY, RESOURCE, eventually
 from tests.plugin.other_plugin import other_plugin
-from tests.plugin.test_registration_links import Running, running
 
 OTHER = "theirs.sock"
 Node = tuple[Host, KubeletStub, Running]
