@@ -63,6 +63,7 @@ class Soak:
         command += ["--health-hold-down", "0s"]  # a longer one doubles with each mark of a GPU within an hour
         with (short / "log").open("w") as log:
             environ = {**os.environ, **self.node.env}
+            environ.pop("GPUNODE_SOAK", None)  # the plugin warns of unknown variables
             self.process = subprocess.Popen(command, env=environ, stderr=log, stdout=subprocess.DEVNULL)
 
     def configure(self, replicas: int) -> None:
