@@ -73,7 +73,6 @@ LAZY = {
         *("runtime.containerd", "runtime.crio", "runtime.docker", "runtime.podman"),
         *("runtime.k0s", "runtime.k3s", "runtime.microk8s"),
     },
-    "runtime.apply": {"runtime.docker"},
     "runtime.containerd": {"daemons.cri"},
     "runtime.docker": {"daemons.docker"},
     "facts.containerd": {"daemons.cri"},

@@ -102,7 +102,7 @@ class Reading:
     `generation` changes with a reboot, a reload or a replacement of the driver.
     """
 
-    uuid: str = ""
+    uuid: str
     error: str = ""
     ecc_volatile: int | None = None
     ecc_aggregate: int | None = None

@@ -91,7 +91,7 @@ class Condition:
     pci: str = ""
     error: str = ""
     error_code: int | None = None
-    reading: Reading = field(default_factory=Reading)
+    reading: Reading = field(default_factory=lambda: Reading(""))
     sram_threshold_exceeded: bool | None = None
     remapped: int | None = None
     retired: int | None = None
@@ -135,9 +135,10 @@ def conditions_from_json(
     conditions = []
     for key, item in sorted(data.items(), key=lambda pair: int(pair[0])):
         gpu = known.get(int(key)) or Gpu(int(key), "", "", "")
+        if isinstance(item, dict) and isinstance(item.get("reading"), dict):
+            item = {**item, "reading": {**item["reading"], "uuid": gpu.uuid}}
         condition = from_plain(Condition, item, lenient=lenient, where=f"nvml.conditions.{key}")
-        reading = replace(condition.reading, uuid=gpu.uuid)
-        conditions.append(replace(condition, index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, reading=reading))
+        conditions.append(replace(condition, index=gpu.index, uuid=gpu.uuid, pci=gpu.pci))
     return tuple(conditions)
 
 

@@ -26,7 +26,7 @@ from gpunode.host.process import LineChild
 from gpunode.host.recording import naming_the_key
 from gpunode.mig.model import Layouts, Placement, layouts_from_json
 from gpunode.output.result import ExitCode
-from gpunode.output.typed import plain
+from gpunode.output.typed import PlainError, plain
 
 READ_SECONDS = 60.0
 CHANGE_SECONDS = 120.0  # setting the mode of an Ampere GPU resets it
@@ -200,4 +200,6 @@ def _recorded(host: Host) -> Layouts:
         error.hint = "gpunode report records it on that node"
         raise error
     with naming_the_key():
+        if isinstance(recorded, dict) and "gpus" not in recorded:
+            raise PlainError("nvml.mig.gpus is missing")
         return layouts_from_json(recorded, "nvml.mig")

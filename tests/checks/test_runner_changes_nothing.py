@@ -95,7 +95,6 @@ def test_every_host_method_is_listed_as_reading_or_writing() -> None:
             "socket_path",
             "socket_state",
             "listener",
-            "waiter",
             "now",
             "monotonic",
             "sleep",
