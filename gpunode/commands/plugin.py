@@ -142,7 +142,7 @@ def plugin_inject(
 
 # `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM, Ctrl-C or `stop`.
 
-_POLL_SECONDS = 0.5  # for `stop`; signals and the end of the service wake this wait
+_POLL_SECONDS = 1.0  # for `stop`; signals and the end of the service wake this wait
 
 
 def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> Result:

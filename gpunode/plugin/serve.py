@@ -26,7 +26,7 @@ from gpunode.plugin.service import Systemd, Waiter
 TICK_SECONDS = 0.25
 # each turn compares the sockets and the config file with what they were (stat): a tenth of a millisecond for
 # each resource. What the kubelet and the GPUs do wakes the thread at once
-_CALM_SECONDS = 0.5
+_CALM_SECONDS = 1.0
 _EAGER_SECONDS = 0.05  # a kubelet has just stopped, and is likely to return in a moment
 _EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
