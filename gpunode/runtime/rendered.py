@@ -12,8 +12,8 @@ from gpunode.facts.containerd import ContainerdConfig, load_config, merge
 from gpunode.facts.toml import Tree, dig, parse_toml
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host.journal import FileEdit
-from gpunode.runtime import containerd_check, toml_edit
-from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime import toml_edit
+from gpunode.runtime.containerd import ContainerdEngine, laid_over, must_have, must_keep
 from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
 from gpunode.runtime.containerd_plan import take_out
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig, edits_to
@@ -90,12 +90,12 @@ class DistributionEngine(ContainerdEngine):
             name = self.daemon.manager
             return (f"{name}'s containerd did not validate the new configuration: no program was found",)
         before = reader.active(config)
-        merged = reader.staged(containerd_check.laid_over(self.host, config.files, rendered))
+        merged = reader.staged(laid_over(self.host, config.files, rendered))
         if expected is not None:
-            containerd_check.must_have(merged, expected, config.path)
+            must_have(merged, expected, config.path)
             if before is not None and not expected.replace:  # what a copy hid becomes active
                 desired = replace(expected, handlers=(*expected.handlers, *programs))
-                containerd_check.must_keep(before, merged, desired, config.path)
+                must_keep(before, merged, desired, config.path)
         return ()
 
 

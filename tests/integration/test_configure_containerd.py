@@ -16,7 +16,7 @@ from fixtures.engines import start_containerd
 from gpunode.daemons.cri import Cri
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
-from gpunode.runtime.containerd_check import dump
+from gpunode.runtime.containerd import dump
 from tests.integration.configuring import Cli, configuring
 from tests.waiting import PATIENCE, eventually
 

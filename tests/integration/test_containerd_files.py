@@ -15,8 +15,7 @@ from gpunode.facts.containerd import CRI_PLUGINS
 from gpunode.facts.daemons import Daemon, parse_version
 from gpunode.facts.toml import Tree, dig, parse_toml, same
 from gpunode.host import Host
-from gpunode.runtime.containerd import ContainerdEngine
-from gpunode.runtime.containerd_check import cdi_is_on, dump, runtimes_in
+from gpunode.runtime.containerd import ContainerdEngine, cdi_is_on, dump, runtimes_in
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 from tests.integration.conftest import path_of, require
 

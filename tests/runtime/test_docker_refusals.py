@@ -11,7 +11,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import docker
-from gpunode.runtime.containerd_check import ConfigReader
+from gpunode.runtime.containerd import ConfigReader
 
 
 @pytest.fixture
