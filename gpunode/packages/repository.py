@@ -289,7 +289,8 @@ class AptShelf:
         """An entry without a key is signed by any of those that apt trusts for everything."""
         etc = self.apt.places.etc
         common = (f"{etc}/trusted.gpg", *self.host.glob(f"{etc}/trusted.gpg.d", "*.[ag][sp][cg]"))
-        return any(_holds(self.host, path, desired) for path in ((key,) if key else common))
+        answers = [_holds(self.host, path, desired) for path in ((key,) if key else common)]
+        return True if True in answers else None if None in answers else False
 
     def address(self, desired: DesiredRepository) -> str:
         """The address of the channel for this kind of package."""
@@ -443,7 +444,9 @@ def public_key(host: Host, data: bytes) -> PublicKey:
             hint="give the repository's key, armored or binary",
         )
     binary = _BEGIN not in data
-    if (data[:1] < b"\x80") if binary else (_END not in data):
+    if not binary:  # nothing else in the file: not a secret key beside it, nor a second key
+        data = _first_block(data)
+    if (data[:1] < b"\x80") if binary else not data:
         raise ConfigError(
             "this is not an OpenPGP public key", hint="give the repository's key, armored or binary"
         )
@@ -454,7 +457,9 @@ def public_key(host: Host, data: bytes) -> PublicKey:
                 f"a binary key needs gpg, which makes text of it: {shown.reason}",
                 hint="give the key as text, as gpg --armor --export prints it",
             )
-        return PublicKey(data.replace(b"\r\n", b"\n"), "")
+        return PublicKey(data, "")
+    if shown.timed_out:
+        raise PreconditionError("gpg didn't read the key in time", hint="run gpg --show-keys FILE yourself")
     fingerprint = next(iter(_fingerprints(shown)), "")
     if not fingerprint and shown.ok:
         raise ConfigError("there is no OpenPGP public key in it", hint="give the repository's own key")
@@ -463,13 +468,20 @@ def public_key(host: Host, data: bytes) -> PublicKey:
         data = shown.stdout.encode()
     if not fingerprint or not data:
         raise ConfigError(f"the OpenPGP key is damaged: {shown.reason}", hint="fetch it again")
-    return PublicKey(data.replace(b"\r\n", b"\n"), fingerprint)
+    return PublicKey(data, fingerprint)
+
+
+def _first_block(data: bytes) -> bytes:
+    """The first armored public key in a file, with the line ends of Unix; empty if it has no end."""
+    block, end, _ = data[data.index(_BEGIN) :].partition(_END)
+    return (block + end).replace(b"\r\n", b"\n") + b"\n" if end else b""
 
 
 def _holds(host: Host, path: str, desired: DesiredRepository) -> bool | None:
-    """Whether a key file has the expected key. False if it is missing; None if the entry names no file.
+    """Whether a key file has the expected key. False if it is missing; None if the entry names no file, or if
+    gpg couldn't read the file: it is another machine's, gpg isn't trusted, or it didn't answer.
 
-    Also False where only gpg could say so and there is none: gpunode then writes an entry with its own key.
+    False on a node without gpg if it isn't NVIDIA's file: gpunode then writes an entry with its own key.
     """
     if not path.startswith("/"):
         known = path and desired.fingerprint
@@ -480,7 +492,14 @@ def _holds(host: Host, path: str, desired: DesiredRepository) -> bool | None:
         return False
     if data is None or _sha256(data) in desired.sha256:
         return data is not None
-    return desired.fingerprint in _fingerprints(_show_keys(host, data))
+    if not host.live:
+        return None
+    try:
+        shown = _show_keys(host, data)
+    except PreconditionError:
+        return None
+    unknown = shown.timed_out or shown.code == NOT_TRUSTED
+    return None if unknown else desired.fingerprint in _fingerprints(shown)
 
 
 def _show_keys(host: Host, data: bytes) -> Completed:
@@ -488,10 +507,16 @@ def _show_keys(host: Host, data: bytes) -> Completed:
 
 
 def _gpg(host: Host, data: bytes, *argv: str) -> Completed:
-    """gpg in an empty home directory, so that no keyring or setting of a user changes what it prints."""
-    with host.temporary_directory() as home:
-        options = ("--homedir", str(home), "--no-options", "--no-keyring", "--batch", "--no-tty")
-        return host.run(("gpg", *options, *argv), stdin=data)
+    """gpg in an empty home directory, so that no keyring or setting of a user changes what it prints.
+    `PreconditionError` where no directory can be made."""
+    try:
+        with host.temporary_directory() as home:
+            options = ("--homedir", str(home), "--no-options", "--no-keyring", "--batch", "--no-tty")
+            return host.run(("gpg", *options, *argv), stdin=data)
+    except OSError as error:
+        raise PreconditionError(
+            f"gpg needs a temporary directory: {error.strerror}", hint="free space in it, or set TMPDIR"
+        ) from error
 
 
 def _fingerprints(shown: Completed) -> tuple[str, ...]:

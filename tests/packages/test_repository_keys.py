@@ -1,6 +1,7 @@
 """Keys of repositories: NVIDIA's by its digest, a mirror's as gpg reads it, and both without gpg."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 
@@ -99,6 +100,19 @@ def test_binary_key_is_written_as_text_by_gpg(apt, repository, prefix, tmp_path)
     assert apt.key.read_bytes() == repository.signer.key
 
 
+@needs_gpg
+def test_only_the_first_public_key_of_a_file_is_written(apt, repository, prefix, tmp_path):
+    key = repository.signer.key
+    secret = gpg("--enarmor", data=repository.signer.secret)
+    secret = secret.replace(b"PGP ARMORED FILE", b"PGP PRIVATE KEY BLOCK")
+    for data in (key + secret, secret + key, b"Our mirror's key:\n\n" + key + facts().key):
+        both = tmp_path / "both.asc"
+        both.write_bytes(data)
+        done = install(apt, "--repository", repository.url, "--key", str(both), prefix=prefix)
+        assert done.code == 0, done.err
+        assert apt.key.read_bytes() == key
+
+
 @pytest.mark.parametrize("form", ["armored", "binary"])
 def test_nvidias_key_in_an_existing_entry_is_recognized(apt, prefix, form):
     path = apt.root / "nvidia.key"
@@ -124,6 +138,23 @@ def test_keyring_with_nvidias_key_among_others_needs_gpg(apt, signer, prefix):
     (apt.sources / "a.list").write_text(f"deb [signed-by={path}] {GUIDE} /\n")
     line = key_line(apt, install(apt, "--dry-run", prefix=prefix))
     assert line.startswith("created") if prefix else line == ""
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param("sleep 60", marks=pytest.mark.full), "exit 2"]
+)  # gpg has half a minute
+def test_entry_is_kept_only_where_gpg_does_not_answer(apt, tmp_path, script):
+    """A key file that isn't NVIDIA's byte for byte."""
+    path = apt.root / "nvidia.key"
+    path.write_bytes(facts().key + b"\n")
+    (apt.sources / "a.list").write_text(f"deb [arch=amd64 signed-by={path}] {GUIDE} /\n")
+    program = tmp_path / "bin/gpg"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    environ = f"PATH={program.parent}:{os.environ['PATH']}"
+    line = key_line(apt, install(apt, "--dry-run", prefix=("env", environ)))
+    assert (line == "") == script.startswith("sleep")
 
 
 def test_mirror_that_changed_its_key_is_reported(apt, repository, prefix):
@@ -166,6 +197,12 @@ def test_damaged_and_secret_keys_are_refused(signer):
 def test_oversized_key_is_refused_quickly():
     with pytest.raises(ConfigError, match="larger than 1 MiB"):
         public_key(Host(), b"\x99" + bytes(2 << 20))
+
+
+def test_missing_temporary_directory_is_named(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    with pytest.raises(PreconditionError, match="gpg needs a temporary directory: No such file"):
+        public_key(Host(), facts().key)
 
 
 def test_gpg_that_others_can_write_is_not_run(tmp_path):
