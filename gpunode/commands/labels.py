@@ -224,7 +224,7 @@ def watch(
 class _Node:
     """The present GPUs, as the backend of `plugin serve` reports them, and the settings.
 
-    A `Sink` for the backend, and the owner of the settings for the config file's watcher.
+    A `ReportReceiver` for the backend, and the owner of the settings for the config file's watcher.
     """
 
     def __init__(self, host: Host, log: Log, settings: Settings) -> None:

@@ -110,7 +110,7 @@ def _read(path: str) -> bytes:
 def planned(
     host: Host, selection: ConfigSelection, layouts: Layouts, *, mode_only: bool = False
 ) -> LayoutPlan:
-    """The plan for these layouts. `CannotBe` for layouts that this node can't have."""
+    """The plan for these layouts. `ImpossibleMigConfig` for layouts that this node can't have."""
     desired = desired_layouts(selection.path, selection.label, selection.entries, layouts)
     plans = plan(selection.path, desired.all, mode_only=mode_only)
     unfinished_gpus = (
@@ -495,7 +495,7 @@ def run(
 
     `config_file` is in mig-parted's form, ``-`` for standard input; `label` may be empty if it has one.
 
-    `InvalidMigConfig` for the file, `CannotBe` if this node can't have the layout, `MigError` if NVML fails.
+    `InvalidMigConfig` for the file, `ImpossibleMigConfig` if this node can't have the layout, `MigError` if NVML fails.
     """
     selection = choose(config_file, label)
     node_plan, busy = look_and_plan(host, selection, progress, mode_only=mode_only)

@@ -377,7 +377,7 @@ _MOST_REMEMBERED = 4096
 
 
 class HealthMemory:
-    """Read once; as a part of the service write what has changed. See `gpunode.plugin.model.Part`."""
+    """Read once; as a part of the service write what has changed. See `gpunode.plugin.model.ServicePart`."""
 
     def __init__(self, host: Host, state_dir: str, log: Log) -> None:
         self._host = host

@@ -48,7 +48,7 @@ class SettingsOwner(Protocol):
 
 
 class ConfigWatch:
-    """A part; see `gpunode.plugin.model.Part`. Without a file only SIGHUP counts: it rereads the GPUs.
+    """A part; see `gpunode.plugin.model.ServicePart`. Without a file only SIGHUP counts: it rereads the GPUs.
 
     `owner.config_trouble` says why the present file isn't the active one; empty if it is. `hurry` reads the
     GPUs now.

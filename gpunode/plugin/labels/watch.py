@@ -29,7 +29,7 @@ _LONGEST_SECONDS = 300.0
 
 
 class Labeller:
-    """A part; see `gpunode.plugin.model.Part`. At its end nothing is removed."""
+    """A part; see `gpunode.plugin.model.ServicePart`. At its end nothing is removed."""
 
     def __init__(self, host: Host, log: Log, source: Source) -> None:
         self._host = host

@@ -39,7 +39,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Supervisor:
-    """A `Part` and a `Veto`; does nothing while no resource of the ledger's plan is shared with MPS.
+    """A `ServicePart` and a `Veto`; does nothing while no resource of the ledger's plan is shared with MPS.
 
     With `--mps` it keeps the daemons itself, otherwise it watches another service's.
     """

@@ -221,7 +221,7 @@ class StatusFile:
     def tick(self, now: float) -> float | None:
         seen = self._fingerprint()
         if now < self._next or self._writer.busy:
-            # no other event need follow, and the next turn without one is seconds away
+            # no other event need follow
             return max(self._next - now, _BUSY_SECONDS) if seen != self._shown else None
         if seen != self._shown or (self._trouble and now >= self._again):
             self._shown = seen
