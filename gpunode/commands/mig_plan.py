@@ -495,7 +495,8 @@ def run(
 
     `config_file` is in mig-parted's form, ``-`` for standard input; `label` may be empty if it has one.
 
-    `InvalidMigConfig` for the file, `ImpossibleMigConfig` if this node can't have the layout, `MigError` if NVML fails.
+    `InvalidMigConfig` for the file, `ImpossibleMigConfig` if this node can't have the layout, `MigError` if
+    NVML fails.
     """
     selection = choose(config_file, label)
     node_plan, busy = look_and_plan(host, selection, progress, mode_only=mode_only)
