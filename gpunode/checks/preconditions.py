@@ -294,7 +294,7 @@ PRECONDITIONS = (
     ),
     Precondition(
         re.compile(rf"\b{SUSE_MODULE}\b"),
-        lambda node, command: driver_packages.suse_modules(node) == SUSE_MODULE,
+        lambda node, command: {*driver_packages.suse_modules(node).split()} <= {*command.split()},
         lambda node, fix: _with_packages(fix, SUSE_MODULE, driver_packages.suse_modules(node)),
     ),
     Precondition(_IMPORT, _key_exists, lambda node, fix: driver_packages.make_key(node)),

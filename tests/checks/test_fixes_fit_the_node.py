@@ -599,6 +599,14 @@ def test_suse_module_matches_the_installed_driver(version, module, names, tmp_pa
     assert command == f"transactional-update pkg install --force {names} && reboot"
 
 
+def test_suse_modules_of_two_kernels_are_named_once_each(tmp_path, monkeypatch):
+    modules = " ".join(f"nvidia-open-driver-G06-signed-kmp-{kernel}" for kernel in ("default", "64kb"))
+    monkeypatch.setattr("gpunode.checks.driver_packages.suse_modules", lambda node: modules)
+    node = Node(recorded_host("healthy-suse-kubelet", tmp_path))
+    fix = fitting(node, fixes.BUILD_MODULE.suse)
+    assert fix.command == f"zypper install --force {modules} && modprobe nvidia"
+
+
 def test_failed_module_is_not_loaded_again_before_its_log_was_read(tmp_path):
     spec = machine("module-fails-to-load")
     log = "/.gpunode/kernel.log"
