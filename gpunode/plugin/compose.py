@@ -1,4 +1,5 @@
-"""From settings to a service: selects the backend and the parts. The only module that imports all of them."""
+"""From settings to a service: selects the backend and the parts. The config file's watch is added
+by `plugin serve`, which knows where settings come from."""
 
 from __future__ import annotations
 

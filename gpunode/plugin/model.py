@@ -530,7 +530,7 @@ def how_to_fix(remedy: str, gpu: str, index: str, pid: int = 0) -> str:
     return f"drain the node, {closing}then nvidia-smi --gpu-reset -i {number}"
 
 
-# Parts of the service beside the ledger and the kubelet links: each gets a turn a few times a second.
+# Parts of the service beside the ledger and the kubelet links: each gets a turn at least once a second.
 
 
 class ServicePart(Protocol):

@@ -1,6 +1,7 @@
 """Registration through the kubelet's own socket, and detection of its loss.
 
-`tick` compares the desired state with the actual one a few times a second and never blocks:
+`tick` compares the desired state with the actual one, each second while all is well and more often otherwise,
+and never blocks:
 
 - our socket exists where the kubelet looks for it (a starting kubelet deletes every socket in its directory);
 - this kubelet has accepted our registration: the device, inode *and* change time of its socket are compared,
