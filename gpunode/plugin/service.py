@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from threading import Lock
 
 from gpunode.cdi.refresh import program
 from gpunode.host import Host
@@ -20,26 +21,27 @@ class Waiter:
     """A wait that can be ended early. `wait` belongs to one thread; any thread or signal handler may call
     `wake`.
 
-    A queue and no `threading.Event`: a handler that interrupts the thread inside the event would wait for the
-    lock that this thread holds, while `SimpleQueue.put` may interrupt itself and `get`.
-
-    A handler may run late, at the end of the interval that its thread waits: Python (3.11's ceval.c) keeps
-    pending signals in a flag that is written without a lock, and reads it again after each wait.
+    A bare lock, which a wake-up releases. A handler that interrupts the thread inside `threading.Event` would
+    wait for the lock that this thread holds, and `SimpleQueue.get` with a time limit, interrupted near its
+    end, waits without one (Python 3.11's _queuemodule.c).
     """
 
     def __init__(self) -> None:
-        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._quiet = Lock()
+        self._quiet.acquire()
 
     def wake(self) -> None:
         """End this wait, or the next one."""
-        self._wakes.put(None)
+        with suppress(RuntimeError):  # it is released already
+            self._quiet.release()
 
     def wait(self, seconds: float) -> None:
-        """Wait for a wake-up, at most `seconds`; all of them are consumed."""
-        with suppress(Empty):
-            self._wakes.get(timeout=max(0.0, seconds))
-            while True:
-                self._wakes.get_nowait()
+        """Wait for a wake-up, at most `seconds`; all of them are consumed. In the main thread the handlers of
+        signals that arrived have run."""
+        self._quiet.acquire(timeout=max(0.0, seconds))
+        # Python (3.11's ceval.c) keeps pending signals in a flag that is written without a lock, by whichever
+        # thread the kernel has interrupted; this looks at the signals themselves
+        signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 class Systemd:

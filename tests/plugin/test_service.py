@@ -92,6 +92,31 @@ def test_no_signal_is_lost_among_busy_threads(waiter: Waiter) -> None:
     assert len(sent) == rounds
 
 
+def test_wait_ends_in_time_though_handlers_interrupt_its_end(waiter: Waiter) -> None:
+    """`SimpleQueue.get` with a time limit doesn't: it then waits without one."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    over = threading.Event()
+
+    def send() -> None:
+        for turn in range(2000):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(turn % 10 * 1e-4)
+        over.set()
+
+    rescue = threading.Timer(30.0, waiter.wake)
+    longest = 0.0
+    for thread in (rescue, sender := threading.Thread(target=send)):
+        thread.start()
+    try:
+        while not over.is_set():
+            longest = max(longest, waited(waiter, 0.001))
+    finally:
+        sender.join()
+        rescue.cancel()
+        signal.signal(signal.SIGHUP, before)
+    assert longest < 20.0
+
+
 def spin(over: threading.Event) -> None:
     while not over.is_set():
         sum(range(50))
