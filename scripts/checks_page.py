@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.catalogue import ALL_CHECKS
+from gpunode.checks.catalogue import BY_ID, LAYERS
 from gpunode.checks.fixes import FAMILIES
-from gpunode.checks.model import LAYERS, Check
+from gpunode.checks.model import Check
 
 
 def markdown() -> str:
@@ -18,12 +18,10 @@ def _lines() -> Iterator[str]:
     yield "Generated from the checks by `make docs`; don't edit this page. When a check"
     yield "fails, checks that depend on it are skipped and name it as the cause."
     yield "See [adding a check](adding-a-check.md)."
-    for layer in LAYERS:
-        here = [check for check in ALL_CHECKS if check.layer == layer]
-        if here:
-            yield f"\n## {layer}"
-        for check in here:
-            yield from _check(check)
+    for layer, names in LAYERS.items():
+        yield f"\n## {layer}"
+        for name in names.split():
+            yield from _check(BY_ID[name])
 
 
 def _check(check: Check) -> Iterator[str]:

@@ -106,7 +106,6 @@ _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
 
 @check(
     "cdi-lost-at-reboot",
-    "cdi",
     title="CDI specifications survive a reboot",
     severity="warning",
     looks_at=(
@@ -198,14 +197,12 @@ def _of_gpus(node: Node) -> list[SpecFile]:
 
 @check(
     "cdi-uvm-absent-in-spec",
-    "cdi",
     title="CDI specifications include /dev/nvidia-uvm",
     looks_at=(
         f"specifications of kind nvidia.com/gpu that list GPU device files: whether they include {_UVM}."
     ),
     fix=fixes.REFRESH_CDI,
     blocked_by=("module-not-loaded", "uvm-not-loaded", "dev-nodes-missing", "cdi-spec-stale"),
-    classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1967",),
 )
 def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
@@ -230,7 +227,6 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
 
 @check(
     "cdi-duplicate",
-    "cdi",
     title="Each device is defined in one CDI specification",
     looks_at="device names of NVIDIA's specifications in /etc/cdi and /var/run/cdi.",
     fix=fixes.look(
@@ -288,7 +284,6 @@ def _pairs(specs: list[SpecFile]) -> Iterator[tuple[SpecFile, SpecFile]]:
 
 @check(
     "cdi-unsupported-version",
-    "cdi",
     title="Engines can read the version of the CDI specifications",
     looks_at=(
         "cdiVersion of the specifications, and the highest version that each engine with CDI enabled "
@@ -296,7 +291,6 @@ def _pairs(specs: list[SpecFile]) -> Iterator[tuple[SpecFile, SpecFile]]:
     ),
     fix=fixes.REFRESH_CDI,
     blocked_by=("pci-no-gpu", "cdi-spec-stale"),
-    classes=HOST,
     table="cdi_versions",
     refs=(_SPEC, "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1940"),
 )
@@ -339,7 +333,6 @@ def _unread(spec: SpecFile, late: list[Reader]) -> Verdict:
 
 @check(
     "cdi-wsl-dxcore",
-    "cdi",
     title="CDI specifications include libdxcore.so",
     severity="warning",
     looks_at="specifications of kind nvidia.com/gpu under WSL2: whether they mount libdxcore.so.",
@@ -367,7 +360,6 @@ _SHOWN = 6
 
 @check(
     "cdi-spec-stale",
-    "cdi",
     title="CDI specifications match this machine",
     looks_at=(
         "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other one "
@@ -385,7 +377,6 @@ _SHOWN = 6
         "uvm-not-loaded",
         "nvml-hang",
     ),
-    classes=HOST,
     refs=("https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md",),
 )
 def cdi_spec_stale(node: Node) -> Verdict:
@@ -423,7 +414,6 @@ _OURS = "gpunode-cdi-refresh.path"
 
 @check(
     "cdi-spec-missing",
-    "cdi",
     title="A CDI specification exists where one is needed",
     looks_at=(
         f"{_DIRECTORIES}, if the toolkit's mode is cdi, or if podman is the only engine and has "
@@ -438,7 +428,6 @@ _OURS = "gpunode-cdi-refresh.path"
         "toolkit-missing",
         "toolkit-config-invalid",
     ),
-    classes=HOST,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
 )
 def cdi_spec_missing(node: Node) -> Verdict:
@@ -485,12 +474,10 @@ def _cdi_users(node: Node) -> list[Evidence]:
 
 @check(
     "cdi-disabled",
-    "cdi",
     title="Docker reads CDI specifications if containers get GPUs through CDI",
     looks_at="CDISpecDirs of the running Docker, if a specification for GPUs exists.",
     fix=fixes.configure("docker", "--cdi"),
     blocked_by=("toolkit-missing", "docker-not-running", "docker-config-invalid-json"),
-    classes=HOST,
     table="version_gates",
     refs=("https://docs.docker.com/build/building/cdi/",),
 )
@@ -526,7 +513,6 @@ def cdi_disabled(node: Node) -> Verdict:
 
 @check(
     "cdi-perms",
-    "cdi",
     title="Rootless engines can read the CDI specifications",
     severity="warning",
     looks_at="modes of specifications and their directories, if podman or a rootless Docker is in use.",
@@ -558,7 +544,6 @@ def cdi_perms(node: Node) -> Verdict:
 
 @check(
     "cdi-refresh-inactive",
-    "cdi",
     title="The CDI specification is updated when the driver changes",
     severity="warning",
     looks_at=f"{_SERVICE} and {_PATH} as systemd reports them, or gpunode's own units.",

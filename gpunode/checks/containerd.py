@@ -43,7 +43,6 @@ HANDLER = "nvidia"
 
 @engine_check(
     "containerd-cri-disabled",
-    "containerd",
     title="containerd's CRI plugin is enabled",
     looks_at="disabled_plugins in containerd's configuration file and its imports." + WHERE,
     fix=fixes.CONFIGURE_CONTAINERD,
@@ -90,7 +89,6 @@ _START_KUBELET = (
 
 @engine_check(
     "containerd-not-restarted",
-    "containerd",
     title="The running containerd has loaded its configuration file",
     looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its file "
     "against the handlers that the daemon reports (CRI Status)." + WHERE,
@@ -203,7 +201,6 @@ _DROP_INS = ("/etc/containerd/conf.d", "/etc/containerd/config.d")
 
 @engine_check(
     "containerd-runtime-missing",
-    "containerd",
     title="containerd has the nvidia handler",
     looks_at="the handlers that the running daemon reports (CRI Status), and configuration files that it "
     "doesn't read. No handler is needed if CDI is enabled and a specification for GPUs exists." + WHERE,
@@ -260,7 +257,6 @@ def _unread(node: Node) -> list[Evidence]:
 
 @engine_check(
     "containerd-runtime-binary",
-    "containerd",
     title="The binaries of containerd's handlers exist",
     looks_at="BinaryName and runtime_type of the nvidia handlers and of the default one (from the running "
     "daemon, else from the file)." + WHERE,
@@ -311,7 +307,6 @@ def containerd_runtime_binary(node: Node, daemon: Daemon) -> Verdict:
 
 @engine_check(
     "containerd-systemdcgroup",
-    "containerd",
     title="The kubelet and containerd's handlers use one cgroup driver",
     looks_at="SystemdCgroup of the handlers runc and nvidia (from the running daemon, else from the file) "
     "and the kubelet's cgroupDriver, unless the kubelet gets it from the engine (1.31 and later)." + WHERE,
@@ -415,7 +410,6 @@ _ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd's limit is 8 
 
 @check(
     "containerd-nri",
-    "containerd",
     title="containerd's NRI is available for the toolkit's plugin",
     severity="warning",
     looks_at=(
@@ -479,7 +473,6 @@ _BEFORE_UPGRADE = "Replace what it lists before the next upgrade of containerd"
 
 @check(
     "containerd-deprecations",
-    "containerd",
     title="containerd reports no deprecated features in use",
     severity="info",
     looks_at=f"the condition {_NO_WARNINGS} of the running daemon (CRI Status).",
@@ -505,7 +498,6 @@ def containerd_deprecations(node: Node, daemon: Daemon) -> Verdict:
 
 @check(
     "containerd-memlock",
-    "containerd",
     title="Containers can lock memory for RDMA",
     severity="info",
     looks_at=(

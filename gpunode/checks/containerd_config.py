@@ -54,7 +54,6 @@ WHERE = (
 
 @engine_check(
     "containerd-config-version",
-    "containerd",
     title="containerd's configuration is valid and takes effect",
     looks_at="the file that containerd reads and its imports: valid TOML, a supported version, an existing "
     "file for each import, no import of a higher version than the main file, and runtimes and "
@@ -272,7 +271,6 @@ _MOST = 8
 
 @engine_check(
     "containerd-imports-clobber",
-    "containerd",
     title="Imported files don't remove settings",
     looks_at="settings of containerd's file that an imported one removes because it replaces the whole "
     "table, against what the running daemon has loaded (CRI Status). From 2.0 on, files are merged "
@@ -375,7 +373,6 @@ def _pasted(node: Node, plugin: str, removed: Sequence[Lost]) -> Iterator[str]:
 
 @check(
     "containerd-config-drift",
-    "containerd",
     title="containerd reads the file that defines the nvidia handler",
     severity="info",
     looks_at=f"{DEFAULT_CONFIG}, on nodes where k3s, rke2, k0s or microk8s provides the kubelet's "

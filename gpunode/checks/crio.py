@@ -91,7 +91,6 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
 
 @check(
     "crio-runtime-missing",
-    "crio",
     title="CRI-O has the nvidia handler",
     looks_at=(
         f"the handlers of the running daemon (/config), its configuration files, and {_UNREAD}, which "
@@ -123,7 +122,6 @@ def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
 
 @check(
     "crio-not-running",
-    "crio",
     title="CRI-O is running",
     looks_at=(
         "CRI-O's socket and whether the daemon answers within 3 seconds. If it isn't running: whether "
@@ -243,7 +241,6 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
 
 @check(
     "crio-runtime-path",
-    "crio",
     title="The binaries of CRI-O's handlers exist",
     looks_at="runtime_path and monitor_path of the nvidia handlers and of the default one (/config).",
     fix=CONFIGURE,
@@ -281,7 +278,6 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
 
 @check(
     "crio-cgroup-manager",
-    "crio",
     title="CRI-O and the kubelet use one cgroup driver",
     looks_at=(
         "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the "
@@ -331,7 +327,6 @@ _IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
 
 @check(
     "crio-stray-dropin",
-    "crio",
     title="CRI-O's configuration directory contains no stray files",
     severity="warning",
     looks_at=(
@@ -405,7 +400,6 @@ def _twice(files: CrioConfig) -> Verdict | None:
 
 @check(
     "crio-hooks-mode",
-    "crio",
     title="CRI-O doesn't need an OCI hook for GPUs",
     looks_at=(
         f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, if "
@@ -441,7 +435,6 @@ def crio_hooks_mode(node: Node, daemon: Daemon) -> Verdict:
 
 @check(
     "crio-not-selected",
-    "crio",
     title="The kubelet uses the CRI-O that is running",
     severity="info",
     looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is installed but not running is fine.",

@@ -8,7 +8,7 @@ from shlex import quote
 
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
-from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, HOST, Verdict, check, fail, ok, seen, skip, warn
+from gpunode.checks.model import EVERYWHERE_BUT_TEGRA, Verdict, check, fail, ok, seen, skip, warn
 from gpunode.facts import cuda as releases
 from gpunode.facts import driver, images
 from gpunode.facts.bulletins import maintained_branches
@@ -80,7 +80,6 @@ _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the oth
 
 @check(
     "image-needs-newer-driver",
-    "cuda",
     title="The driver meets the image's requirements",
     looks_at=(
         "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, as reported by the engines "
@@ -180,7 +179,6 @@ def _not_pulled(reference: str, search: images.Search) -> Verdict:
 
 @check(
     "vectoradd-image-arch",
-    "cuda",
     title="The CUDA sample image supports these GPUs",
     severity="warning",
     looks_at="with --image REF of a CUDA sample: its CUDA version against each GPU.",
@@ -229,7 +227,6 @@ _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 
 @check(
     "cuda-driver-version",
-    "cuda",
     title="The driver is new enough for the requested CUDA release",
     looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
     fix=fixes.UPGRADE_DRIVER,
@@ -261,7 +258,6 @@ def cuda_driver_version(node: Node) -> Verdict:
 
 @check(
     "ptx-unsupported-toolchain",
-    "cuda",
     title="The driver can compile the PTX of the requested CUDA release",
     severity="warning",
     looks_at="the driver's own CUDA release against --cuda X.Y or CUDA_VERSION of --image REF.",
@@ -295,7 +291,6 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
 
 @check(
     "no-kernel-image",
-    "cuda",
     title="The requested CUDA release supports these GPUs",
     looks_at=(
         "each GPU's compute capability against the CUDA releases that can compile for it. The release "
@@ -353,14 +348,12 @@ FIND_COMPAT = fixes.look(
 
 @check(
     "forward-compat-803-804",
-    "cuda",
     title="No unsuitable forward compatibility library is active",
     looks_at=(
         "whether /etc/ld.so.cache resolves libcuda.so.1 to cuda-compat, and the version of that library."
     ),
     fix=FIND_COMPAT,
     blocked_by=("module-not-loaded", "libcuda-missing"),
-    classes=HOST,
     refs=("https://docs.nvidia.com/deploy/cuda-compatibility/",),
 )
 def forward_compat_803_804(node: Node) -> Verdict:
@@ -406,7 +399,6 @@ def _without(node: Node, library: DriverLibrary) -> Fix:
 
 @check(
     "cuda-uninitialised",
-    "cuda",
     title="CUDA computes on every device",
     looks_at="with --deep: a vector addition on every GPU and MIG device, through libcuda, on the host.",
     fix=fixes.READ_KERNEL_LOG,
@@ -424,7 +416,6 @@ def _without(node: Node, library: DriverLibrary) -> Fix:
         "mig-enabled-no-instances",
         "vgpu-driver-mismatch",
     ),
-    classes=HOST,
     deep=True,
     refs=("https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html",),
 )

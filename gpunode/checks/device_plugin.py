@@ -125,7 +125,6 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
 
 @check(
     "plugin-not-registered",
-    "kubelet",
     title="A device plugin has registered the GPUs",
     looks_at=(
         "the resources nvidia.com/... that the running kubelet reports (PodResources), else those in "
@@ -228,7 +227,6 @@ _RESTART_POD = RESTART_POD
 
 @check(
     "allocatable-zero",
-    "kubelet",
     title="The kubelet can allocate all GPUs of this node",
     looks_at=(
         "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
@@ -397,7 +395,6 @@ def _age(node: Node, line: str) -> str:
 
 @check(
     "plugin-cannot-see-nvml",
-    "kubelet",
     title="The device plugin can access the GPUs",
     looks_at=(
         "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
@@ -515,7 +512,6 @@ _PLUGIN_SETTINGS_REFS = (
 
 @check(
     "plugin-strategy-mismatch",
-    "kubelet",
     title="The engine supports the device plugin's device list strategy",
     looks_at=(
         "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
@@ -602,7 +598,6 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, Fix] | None:
 
 @check(
     "plugin-device-specs",
-    "kubelet",
     title="The device plugin works with the static CPU manager",
     severity="warning",
     looks_at=(
@@ -655,7 +650,6 @@ _SHOW_PLUGINS = fixes.keep_one_plugin("NVIDIA GPUs")
 
 @check(
     "plugin-multiple",
-    "kubelet",
     title="Only one device plugin runs",
     severity="warning",
     looks_at="running device plugins for NVIDIA GPUs, each container counted once.",
@@ -689,7 +683,6 @@ def plugin_multiple(node: Node) -> Verdict:
 
 @check(
     "gpus-offered-twice",
-    "kubelet",
     title="GPUs are advertised to Kubernetes only once",
     looks_at=(
         "NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
@@ -748,7 +741,6 @@ def _under_two_names(node: Node) -> Verdict | None:
 
 @check(
     "plugin-mount-mismatch",
-    "kubelet",
     title="The device plugin mounts the kubelet's directory",
     looks_at=f"whether {DEVICE_PLUGINS} in the plugin's container is the node's directory.",
     fix=fixes.look(

@@ -10,7 +10,6 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fi
 from gpunode.checks.fixes import UPGRADE_TOOLKIT, per_family
 from gpunode.checks.model import (
     ANY_ENGINE,
-    HOST,
     HOST_OR_CONTAINER,
     Verdict,
     check,
@@ -46,14 +45,12 @@ _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 
 @check(
     "dev-nodes-missing",
-    "devices",
     title="The device files exist",
     looks_at=(
         "/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in /proc/driver/nvidia/gpus/*/information."
     ),
     fix=fixes.MAKE_NODES,
     blocked_by=("module-not-loaded",),
-    classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
 )
 def dev_nodes_missing(node: Node) -> Verdict:
@@ -90,7 +87,6 @@ def _container_is_gone(node: Node) -> bool:
 
 @check(
     "mig-caps-missing",
-    "devices",
     title="The device files of MIG instances exist",
     looks_at=(
         "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
@@ -127,7 +123,6 @@ def _minor(path: str) -> int:
 
 @check(
     "dev-node-major-stale",
-    "devices",
     title="Device files have the right major numbers",
     looks_at="the major number of every /dev/nvidia* and /dev/nvidia-caps/* against /proc/devices.",
     fix=fixes.MAKE_NODES,
@@ -159,7 +154,6 @@ def dev_node_major_stale(node: Node) -> Verdict:
 
 @check(
     "uvm-not-loaded",
-    "devices",
     title="The unified memory module is loaded",
     looks_at="/sys/module/nvidia_uvm and /dev/nvidia-uvm.",
     fix=fixes.LOAD_UVM,
@@ -257,7 +251,6 @@ _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
 
 @check(
     "dev-perms",
-    "devices",
     title="Users in containers can open the device files",
     severity="warning",
     looks_at=(
@@ -310,7 +303,6 @@ def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
 
 @check(
     "dev-char-symlinks",
-    "devices",
     title="GPU containers keep their GPUs after a systemd reload",
     severity="warning",
     looks_at=(
@@ -360,7 +352,6 @@ def dev_char_symlinks(node: Node) -> Verdict:
 
 @check(
     "imex-channels",
-    "devices",
     title="IMEX channels exist",
     severity="warning",
     looks_at=(
@@ -425,7 +416,6 @@ _STARTED_BY = {
 
 @check(
     "cgroup-device-revoked",
-    "devices",
     title="Running containers still have access to their GPUs",
     looks_at=(
         "every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): "
@@ -543,7 +533,6 @@ _SOCKET = "/run/nvidia-persistenced/socket"
 
 @check(
     "persistence-off",
-    "devices",
     title="The driver keeps the GPUs initialised",
     severity="warning",
     looks_at=f"NVML's persistence mode of each GPU, and whether {_PROGRAM} runs.",
@@ -608,7 +597,6 @@ def _install(node: Node) -> Fix:
 
 @check(
     "persistenced-broken",
-    "devices",
     title="The persistence daemon works",
     severity="warning",
     looks_at=f"{_UNIT} as systemd reports it, {_SOCKET}, and the user that the unit names.",

@@ -58,7 +58,6 @@ from gpunode.output.typed import as_dict
 
 @check(
     "docker-gpus-run-probe",
-    "docker",
     title="A Docker container can compute on a GPU",
     looks_at=(
         "a container that adds two vectors on one GPU; gpunode verify --on docker does the same on all "
@@ -199,7 +198,6 @@ _UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-in
 
 @engine_check(
     "docker-config-invalid-json",
-    "docker",
     title="Docker's configuration file can be parsed",
     looks_at=(
         "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A "
@@ -286,7 +284,6 @@ def _readable(node: Node) -> dict[str, Any] | None:
 
 @engine_check(
     "docker-flag-file-conflict",
-    "docker",
     title="Docker's flags and file don't conflict",
     looks_at=(
         "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys "
@@ -353,7 +350,6 @@ def _until_restarted(docker: Daemon) -> str:
 
 @engine_check(
     "docker-not-running",
-    "docker",
     title="Docker is running",
     looks_at=(
         "Docker's socket and whether the daemon answers within 3 seconds, if Docker is this node's "
@@ -465,7 +461,6 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
 
 @engine_check(
     "docker-not-restarted",
-    "docker",
     title="The running Docker has loaded its configuration file",
     looks_at=(
         "runtimes and default-runtime in daemon.json against what the running daemon reports (/info). "
@@ -514,7 +509,6 @@ def docker_not_restarted(node: Node, docker: Daemon) -> Verdict:
 
 @engine_check(
     "docker-runtime-missing",
-    "docker",
     title="Docker has the nvidia runtime",
     looks_at=(
         "the runtimes of the running daemon (/info), and whether their binaries exist, if Docker is "
@@ -603,7 +597,6 @@ def _started_before(node: Node, docker: Daemon, hook: str) -> tuple[Evidence, ..
 
 @engine_check(
     "docker-unknown-key",
-    "docker",
     title="Docker supports every setting in its file",
     looks_at=(
         "the keys of daemon.json. A key that gpunode doesn't know is checked with dockerd --validate, "
@@ -646,7 +639,6 @@ def _renamed(key: str) -> tuple[str, str]:
 
 @engine_check(
     "docker-default-runtime",
-    "docker",
     title="The binary of Docker's default runtime exists",
     looks_at=(
         "the default runtime of the running daemon (/info) and its binary, if Docker is this node's engine."
@@ -690,7 +682,6 @@ def docker_default_runtime(node: Node, docker: Daemon) -> Verdict:
 
 @engine_check(
     "docker-cgroup-driver-mismatch",
-    "docker",
     title="Docker and the kubelet use one cgroup driver",
     looks_at="CgroupDriver of the running daemon (/info) and cgroupDriver of a kubelet that uses Docker.",
     fix=fixes.EDIT_DAEMON_JSON,

@@ -31,7 +31,6 @@ from gpunode.facts.writers import is_nvidia_program
 
 @check(
     "docker-snap",
-    "docker",
     title="Docker isn't installed as a snap",
     looks_at=(
         "whether the running dockerd belongs to the docker snap, its runtimes, and whether another "
@@ -82,7 +81,6 @@ def docker_snap(node: Node) -> Verdict:
 
 @check(
     "docker-desktop",
-    "docker",
     title="The docker command doesn't use Docker Desktop",
     looks_at=(
         "users who run Docker Desktop, and the context in their ~/.docker/config.json. Skipped if the "
@@ -117,7 +115,6 @@ def docker_desktop(node: Node) -> Verdict:
 
 @check(
     "docker-rootless",
-    "docker",
     title="Rootless Docker can give GPUs to containers",
     severity="warning",
     looks_at=(
@@ -187,7 +184,6 @@ def _prepare(node: Node, daemon: Daemon) -> Fix:
 
 @engine_check(
     "docker-version-old",
-    "docker",
     title="Docker is new enough for GPUs",
     looks_at="the running dockerd's version, if Docker is this node's engine. The minimum is 19.03.",
     fix=docker.UPGRADE,

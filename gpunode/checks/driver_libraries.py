@@ -40,7 +40,6 @@ from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 
 @check(
     "libnvidia-ml-missing",
-    "driver",
     title="libnvidia-ml.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libnvidia-ml.so.1, 64-bit.",
     fix=fixes.INSTALL_LIBRARIES,
@@ -58,7 +57,6 @@ def libnvidia_ml_missing(node: Node) -> Verdict:
 
 @check(
     "libcuda-missing",
-    "driver",
     title="libcuda.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libcuda.so.1, 64-bit.",
     fix=fixes.INSTALL_LIBRARIES,
@@ -108,7 +106,6 @@ def _link(node: Node, path: str) -> Fix:
 
 @check(
     "libcuda-stub",
-    "driver",
     title="libcuda.so.1 is the driver's library",
     severity="warning",
     looks_at="whether libcuda.so.1 resolves to a file in the directory stubs/ of a CUDA toolkit.",
@@ -133,7 +130,6 @@ def libcuda_stub(node: Node) -> Verdict:
 
 @check(
     "nvidia-smi-missing",
-    "driver",
     title="nvidia-smi is installed",
     severity="warning",
     looks_at="an executable nvidia-smi in PATH and in the usual directories of the driver's programs.",
@@ -175,7 +171,6 @@ def nvidia_smi_missing(node: Node) -> Verdict:
 
 @check(
     "nvml-hang",
-    "devices",
     title="NVML answers",
     looks_at=(
         "NVML's initialisation and its list of GPUs, queried in a child process with a limit of 15 "
@@ -245,7 +240,6 @@ def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
 
 @check(
     "driver-libs-mixed",
-    "driver",
     title="All libraries come from one driver version",
     looks_at="the versions in the real file names of libnvidia-ml.so.1 and libcuda.so.1.",
     fix=fixes.INSTALL_LIBRARIES,
@@ -272,7 +266,6 @@ def driver_libs_mixed(node: Node) -> Verdict:
 
 @check(
     "driver-lib-mismatch",
-    "driver",
     title="The kernel module and the libraries have the same version",
     looks_at=(
         "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 "
@@ -372,7 +365,6 @@ def _rebuild(node: Node, version: str) -> Fix:
 
 @check(
     "driver-upgrade-pending",
-    "driver",
     title="No driver upgrade is waiting for a reboot",
     severity="warning",
     looks_at=(
@@ -381,7 +373,6 @@ def _rebuild(node: Node, version: str) -> Fix:
     ),
     fix=fixes.REBOOT,
     blocked_by=("module-not-loaded", "driver-lib-mismatch"),
-    classes=HOST,
     reboot=True,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
@@ -419,7 +410,6 @@ MINIMUM = (384, 81)
 
 @check(
     "driver-too-old",
-    "driver",
     title="The driver is new enough",
     looks_at=(
         "/sys/module/nvidia/version. The minimum is 384.81; GPUs without a driver may need a newer branch."
@@ -452,7 +442,6 @@ def driver_too_old(node: Node) -> Verdict:
 
 @check(
     "gpu-arch-dropped",
-    "driver",
     title="The driver still supports these GPUs",
     looks_at=(
         "PCI device ids of GPUs without a driver against the driver's branch. For GPUs with a known "
@@ -500,7 +489,6 @@ def _stays(node: Node, package: Package) -> bool:
 
 @check(
     "kmod-flavour",
-    "driver",
     title="The kernel module type (open or proprietary) supports the GPUs",
     looks_at=(
         "PCI device ids of GPUs without a driver, and whether the module is the open one: "
@@ -585,7 +573,6 @@ def _version(node: Node, flavour: str = "") -> Evidence:
 
 @check(
     "driver-eol",
-    "driver",
     title="The driver's branch still gets security fixes",
     severity="warning",
     looks_at="the driver's branch against the branches that NVIDIA's last security bulletin has fixes for.",

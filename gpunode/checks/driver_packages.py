@@ -484,7 +484,6 @@ def library_packages(node: Node) -> tuple[Package, ...]:
 
 @check(
     "unattended-upgrades-driver",
-    "driver",
     title="Automatic upgrades don't replace the driver",
     severity="warning",
     looks_at=(
@@ -540,7 +539,6 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
 
 @check(
     "driver-two-installs",
-    "driver",
     title="Only one driver installation exists",
     severity="warning",
     looks_at=(

@@ -9,7 +9,6 @@ from gpunode.checks import driver_packages, fixes, health
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS, Fix
 from gpunode.checks.model import (
     ANY_ENGINE,
-    HOST,
     HOST_OR_CONTAINER,
     Verdict,
     check,
@@ -47,7 +46,6 @@ _LOADER = "systemd-modules-load.service"
 
 @check(
     "peermem",
-    "fabric",
     title="Network cards can access GPU memory directly",
     severity="warning",
     looks_at=(
@@ -56,7 +54,6 @@ _LOADER = "systemd-modules-load.service"
     ),
     fix=Fix("modprobe nvidia-peermem"),
     blocked_by=("module-not-loaded",),
-    classes=HOST,
     refs=("https://docs.nvidia.com/cuda/gpudirect-rdma/",),
 )
 def peermem(node: Node) -> Verdict:
@@ -103,13 +100,11 @@ def peermem(node: Node) -> Verdict:
 
 @check(
     "gds-gdrcopy",
-    "fabric",
     title="The modules of GPUDirect Storage and GDRCopy are loaded",
     severity="info",
     looks_at="whether nvidia_fs and gdrdrv are built for the running kernel, and loaded.",
     fix=Fix("modprobe nvidia_fs; modprobe gdrdrv"),
     blocked_by=("module-not-loaded",),
-    classes=HOST,
     refs=("https://docs.nvidia.com/gpudirect-storage/", "https://github.com/NVIDIA/gdrcopy"),
 )
 def gds_gdrcopy(node: Node) -> Verdict:
@@ -247,12 +242,10 @@ _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
 
 @check(
     "fabricmanager-version",
-    "fabric",
     title="The fabric manager has the driver's version",
     looks_at=f"the fabric manager's package, or its error in {fabric.LOG}, and the loaded driver.",
     fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded",),
-    classes=HOST,
     refs=(_GUIDE,),
     needs=("nvswitch",),
     unless=("operator-driver",),
@@ -300,7 +293,6 @@ def _runs(node: Node) -> bool:
 
 @check(
     "fabricmanager-missing",
-    "fabric",
     title="The fabric manager is running",
     looks_at=(
         "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
@@ -308,7 +300,6 @@ def _runs(node: Node) -> bool:
     ),
     fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
-    classes=HOST,
     refs=(_GUIDE,),
     needs=("nvswitch",),
     preflight=ANY_ENGINE,
@@ -344,7 +335,6 @@ def fabricmanager_missing(node: Node) -> Verdict:
 
 @check(
     "fabric-topology",
-    "fabric",
     title="All NVSwitches are present and report no errors",
     looks_at=(
         f"SXid lines in the kernel's log (non-fatal ones of the last day only), and {fabric.LOG} "
@@ -352,7 +342,6 @@ def fabricmanager_missing(node: Node) -> Verdict:
     ),
     fix=READ_MANAGER_LOG,
     blocked_by=("module-not-loaded", "fabricmanager-version"),
-    classes=HOST,
     refs=(_GUIDE,),
     needs=("nvswitch",),
     preflight=ANY_ENGINE,
@@ -393,7 +382,6 @@ def _recent(node: Node, line: KernelLine) -> bool:
 
 @check(
     "fabric-training",
-    "fabric",
     title="All GPUs have joined their NVLink fabric",
     looks_at="each GPU's fabric as NVML reports it: its state, the result of the training, its health.",
     fix=READ_MANAGER_LOG,
@@ -466,7 +454,6 @@ _REFUSED = (
 
 @check(
     "vgpu-license",
-    "fabric",
     title="Virtual GPUs have a licence",
     severity="warning",
     looks_at=f"the licences that NVML reports, {_UNIT}, {_SETTINGS} and tokens in {_TOKENS}.",
@@ -475,7 +462,6 @@ _REFUSED = (
         "Correct the token, the clock or the route to the licence server that the log names",
     ),
     blocked_by=("module-not-loaded", "nvml-hang", "vgpu-driver-mismatch"),
-    classes=HOST,
     refs=("https://docs.nvidia.com/license-system/latest/nvidia-license-system-quick-start-guide/",),
     needs=("vgpu-guest",),
 )
@@ -531,7 +517,6 @@ def _configured(node: Node) -> bool:
 
 @check(
     "vgpu-driver-mismatch",
-    "fabric",
     title="The guest driver is compatible with the host's vGPU manager",
     looks_at="messages of the guest driver about the host's vGPU manager in the kernel's log.",
     fix=GUEST_DRIVER,
@@ -558,7 +543,6 @@ def vgpu_driver_mismatch(node: Node) -> Verdict:
 
 @check(
     "cc-mode",
-    "fabric",
     title="GPUs with confidential computing accept work",
     severity="warning",
     looks_at="the state of confidential computing in NVML, and whether the GPUs are set to ready.",
@@ -568,7 +552,6 @@ def vgpu_driver_mismatch(node: Node) -> Verdict:
         disturbs=DISRUPTS_NOTHING,
     ),
     blocked_by=("module-not-loaded", "nvml-hang"),
-    classes=HOST,
     refs=("https://docs.nvidia.com/confidential-computing/",),
 )
 def cc_mode(node: Node) -> Verdict:

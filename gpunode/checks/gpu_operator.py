@@ -42,7 +42,6 @@ _TRY_RUNTIME = Fix(
 
 @check(
     "operator-validations",
-    "kubelet",
     title="The GPU operator's validator has passed all stages",
     looks_at=(
         "the status files of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin: "
@@ -89,7 +88,6 @@ def operator_validations(node: Node) -> Verdict:
 
 @check(
     "operator-host-driver-conflict",
-    "kubelet",
     title="The loaded driver is the GPU operator's",
     looks_at=f"the version of the loaded module against the version of the libraries in {OPERATOR_DRIVER}.",
     fix=Fix(
@@ -147,7 +145,6 @@ def _again(runtime: str) -> Fix:
 
 @check(
     "operator-leftovers",
-    "kubelet",
     title="No engine uses files of a removed GPU operator",
     severity="warning",
     looks_at=(

@@ -13,7 +13,6 @@ from gpunode.checks.fixes import POWER_OFF, FixByFamily, per_family
 from gpunode.checks.kernel_module import failures
 from gpunode.checks.model import (
     ANY_ENGINE,
-    HOST,
     HOST_OR_CONTAINER,
     Verdict,
     check,
@@ -42,7 +41,6 @@ _NVIDIA = "nvidia"
 
 @check(
     "pci-no-gpu",
-    "hardware",
     title="An NVIDIA GPU is on the PCI bus",
     looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of all devices in /sys/bus/pci/devices.",
     fix=fixes.RESCAN_PCI,
@@ -97,7 +95,6 @@ POWER_CYCLE = (
 
 @check(
     "pci-gpu-count-mismatch",
-    "hardware",
     title="All GPUs are listed",
     looks_at=(
         "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those bound to nvidia against "
@@ -149,7 +146,6 @@ def _short(address: str) -> str:
 
 @check(
     "gpu-bound-other-driver",
-    "hardware",
     title="No other driver controls the GPUs",
     looks_at=(
         "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
@@ -333,12 +329,10 @@ def log_lines(node: Node, pattern: str) -> Sequence[tuple[KernelLine, re.Match[s
 
 @check(
     "aux-power",
-    "hardware",
     title="The GPUs' power cables are connected",
     looks_at="the driver's power errors and XID 54 in the kernel's log.",
     fix=POWER_OFF,
     blocked_by=("pci-no-gpu",),
-    classes=HOST,
     needs=("gpu",),
     preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
@@ -358,7 +352,6 @@ def aux_power(node: Node) -> Verdict:
 
 @check(
     "coherent-memory-mode",
-    "hardware",
     title="GPU memory isn't part of the node's system memory",
     severity="warning",
     looks_at=(
@@ -397,7 +390,6 @@ def coherent_memory_mode(node: Node) -> Verdict:
 
 @check(
     "uvm-hmm-kaslr",
-    "hardware",
     title="The unified memory module has an address range for GPU memory",
     looks_at="messages of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
     fix=Fix(
@@ -436,7 +428,6 @@ _OLDER_SECONDS = 60  # an initramfs that was written this long before the blackl
 
 @check(
     "nouveau-loaded",
-    "hardware",
     title="nouveau doesn't control the GPUs",
     looks_at=(
         "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if "
@@ -464,7 +455,6 @@ def nouveau_loaded(node: Node) -> Verdict:
 
 @check(
     "nova-core-loaded",
-    "hardware",
     title="nova doesn't control the GPUs",
     looks_at="the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nova_core.",
     fix=fixes.BLACKLIST_NOVA,
@@ -508,7 +498,6 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
 
 @check(
     "nouveau-not-blacklisted",
-    "hardware",
     title="nouveau won't load at the next boot",
     severity="warning",
     looks_at=(

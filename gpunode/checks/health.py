@@ -121,7 +121,6 @@ _NVML = (
 
 @check(
     "gpu-lost",
-    "health",
     title="No GPU has fallen off the bus",
     looks_at=(
         "NVML's result for each GPU (15, lost), and XID 79 in the kernel's log for GPUs that don't answer."
@@ -186,7 +185,6 @@ _FIRST = tuple(_WORDS)
 
 @check(
     "gpu-reset-required",
-    "health",
     title="No GPU needs a reset",
     looks_at="the recovery action that the driver reports for each GPU, and NVML's result 16.",
     fix=fixes.RESET,
@@ -218,7 +216,6 @@ def _action(gpu: Condition) -> str:
 
 @check(
     "inforom-corrupt",
-    "health",
     title="The GPUs' infoROMs are valid",
     severity="warning",
     looks_at="NVML's validation of each GPU's infoROM.",
@@ -250,7 +247,6 @@ _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 
 @check(
     "ecc-uncorrectable",
-    "health",
     title="No GPU has uncorrectable memory errors",
     looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
     fix=fixes.RESET,
@@ -294,7 +290,6 @@ _LOST_DATA = (
 
 @check(
     "row-remap-pending",
-    "health",
     title="No bad memory is waiting for a reset",
     looks_at="NVML's remapped rows (Ampere and newer) or retired pages (older GPUs), pending and failed.",
     fix=fixes.RESET,
@@ -342,7 +337,6 @@ def _state(gpu: Condition) -> str:
 
 @check(
     "channel-repair-pending",
-    "health",
     title="No repair is waiting for a reset",
     looks_at="NVML's repair status (Blackwell and newer).",
     fix=fixes.RESET,
@@ -371,7 +365,6 @@ def _repair(gpu: Condition) -> str:
 
 @check(
     "ecc-mode-pending",
-    "health",
     title="No ECC mode change is waiting for a reset",
     severity="warning",
     looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
@@ -424,7 +417,6 @@ _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
 
 @check(
     "thermal-power-throttle",
-    "health",
     title="The GPUs aren't throttled",
     severity="warning",
     looks_at=(
@@ -472,7 +464,6 @@ def _throttle_reasons(gpu: Condition) -> str:
 
 @check(
     "power-cap-low",
-    "health",
     title="The GPUs have their default power limits",
     severity="info",
     looks_at="NVML's enforced power limit of each GPU against its default.",
@@ -511,7 +502,6 @@ def _watts(milliwatts: int | None) -> str:
 
 @check(
     "nvlink-down",
-    "health",
     title="All NVLinks are up",
     severity="warning",
     looks_at="NVML's state of every NVLink, compared between GPUs of one model.",
@@ -577,7 +567,6 @@ _ORPHANED = _GIB  # more memory than a driver reserves for itself
 
 @check(
     "compute-mode",
-    "health",
     title="The GPUs accept CUDA programs",
     looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets the mode itself.",
     fix=Fix("nvidia-smi -c DEFAULT"),
@@ -625,7 +614,6 @@ def _shared(gpus: tuple[Condition, ...]) -> Fix:
 
 @check(
     "gpu-used-by-desktop",
-    "health",
     title="No desktop uses the GPUs",
     severity="info",
     looks_at="the graphics processes that NVML lists.",
@@ -656,7 +644,6 @@ def gpu_used_by_desktop(node: Node) -> Verdict:
 
 @check(
     "zombie-gpu-memory",
-    "health",
     title="All GPU memory in use belongs to a process",
     severity="warning",
     looks_at="the memory in use of each GPU, minus what the driver reserves, if NVML lists no process.",
@@ -706,7 +693,6 @@ _KEPT = (
 
 @check(
     "bad-cuda-env",
-    "health",
     title="No environment variable affects CUDA on the whole node",
     severity="warning",
     looks_at=(

@@ -41,7 +41,6 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
 
 @check(
     "driver-not-installed",
-    "driver",
     title="The NVIDIA driver is installed",
     looks_at=(
         "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
@@ -82,7 +81,6 @@ def driver_not_installed(node: Node) -> Verdict:
 
 @check(
     "dkms-not-built",
-    "driver",
     title="The module is built for the running and the next kernel",
     looks_at=(
         "modules.dep of the running kernel and of the newest installed one of the same flavour, and "
@@ -151,7 +149,6 @@ def _for_next(node: Node, release: str) -> Fix:
 
 @check(
     "kernel-headers-missing",
-    "driver",
     title="DKMS can build the module for the next driver",
     severity="warning",
     looks_at="/lib/modules/KERNEL/build/include/generated/autoconf.h, if DKMS has the driver's source.",
@@ -191,7 +188,6 @@ _DISTRIBUTION_SIGNERS = (
 
 @check(
     "secureboot-unsigned",
-    "driver",
     title="Secure Boot accepts the module",
     looks_at=(
         "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A "
@@ -250,7 +246,6 @@ def secureboot_unsigned(node: Node) -> Verdict:
 
 @check(
     "mok-pending",
-    "driver",
     title="No key is waiting to be enrolled at the next boot",
     severity="warning",
     looks_at=(
@@ -292,7 +287,6 @@ _LINKS = ("create-dev-char-symlinks",)
 
 @check(
     "uvm-lost-at-reboot",
-    "devices",
     title="The unified memory module is loaded at the next boot",
     severity="warning",
     looks_at=(
@@ -343,7 +337,6 @@ def _operator(node: Node) -> str:
 
 @check(
     "dev-char-lost-at-reboot",
-    "devices",
     title="The links in /dev/char are created at the next boot",
     severity="warning",
     looks_at=(
@@ -465,7 +458,6 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
 
 @check(
     "module-not-loaded",
-    "driver",
     title="The NVIDIA module is loaded",
     looks_at="/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what blocked it.",
     fix=fixes.LOAD_MODULE,
@@ -561,7 +553,6 @@ def _after_failure(node: Node) -> Fix | None:
 
 @check(
     "module-disabled-next-boot",
-    "driver",
     title="The module can be loaded at the next boot",
     severity="warning",
     looks_at="install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d.",
@@ -588,7 +579,6 @@ def module_disabled_next_boot(node: Node) -> Verdict:
 
 @check(
     "gsp-firmware",
-    "driver",
     title="The GPU firmware matches the driver",
     looks_at=(
         "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
@@ -639,7 +629,6 @@ def gsp_firmware(node: Node) -> Verdict:
 
 @check(
     "driver-persist-modprobe-conf",
-    "driver",
     title="The module has its default parameters",
     severity="info",
     looks_at="ModifyDeviceFiles and EnableGpuFirmware in /proc/driver/nvidia/params.",
@@ -661,7 +650,6 @@ def driver_persist_modprobe_conf(node: Node) -> Verdict:
 
 @check(
     "driver-oops",
-    "driver",
     title="The module has not crashed",
     severity="warning",
     looks_at="BUG, Oops and general protection faults in the NVIDIA modules during this boot.",

@@ -56,7 +56,6 @@ _OUR_UNIT = "gpunode-device-plugin.service"
 
 @check(
     "kubelet-not-running",
-    "kubelet",
     title="The kubelet is running",
     looks_at=(
         "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. A node "
@@ -111,7 +110,6 @@ def _restart(kubelet: Kubelet) -> Fix | None:
 
 @check(
     "kubelet-device-plugin-dir",
-    "kubelet",
     title="The kubelet accepts device plugins",
     looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
     fix=fixes.START_KUBELET,
@@ -140,7 +138,6 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
 
 @check(
     "plugin-socket-dead",
-    "kubelet",
     title="The device plugin's socket answers",
     looks_at=(
         f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}: a socket that refuses connections is "
@@ -260,7 +257,6 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
 
 @check(
     "disk-pressure",
-    "kubelet",
     title="The disks have space for images and pods",
     looks_at=(
         "the free bytes and inodes of the file systems that hold the data of the kubelet and the "
@@ -388,7 +384,6 @@ def _crictl(node: Node) -> str:
 
 @check(
     "kubelet-swap-memlock-hugepages",
-    "kubelet",
     title="Swap doesn't prevent the kubelet from starting",
     looks_at="/proc/swaps and failSwapOn, if a kubelet should be running but isn't.",
     fix=Fix(
@@ -437,7 +432,6 @@ _VERIFY = fixes.look(
 
 @check(
     "runtimeclass-missing",
-    "kubelet",
     title="Pods with allocated GPUs run under the nvidia runtime",
     severity="warning",
     looks_at=(
@@ -492,7 +486,6 @@ def _handler(name: str) -> str:
 
 @check(
     "pod-driver-capabilities",
-    "kubelet",
     title="Pods with allocated GPUs request CUDA",
     severity="info",
     looks_at=f"{_CAPABILITIES} in the environment of containers with allocated GPUs.",
@@ -532,7 +525,6 @@ def pod_driver_capabilities(node: Node) -> Verdict:
 
 @check(
     "hostusers-false",
-    "kubelet",
     title="Pods with a user namespace can use GPUs",
     severity="info",
     looks_at="pods with a user namespace (/proc/PID/uid_map), if the nvidia runtime is in legacy mode.",

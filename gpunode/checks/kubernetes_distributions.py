@@ -21,7 +21,6 @@ from gpunode.output.result import many
 
 @check(
     "microk8s-paths",
-    "kubelet",
     title="Device plugins find the microk8s kubelet",
     looks_at=(
         f"the directory where the microk8s kubelet accepts device plugins, and whether {ROOT} leads to it."
@@ -62,7 +61,6 @@ def microk8s_paths(node: Node) -> Verdict:
 
 @check(
     "k0s-dropin",
-    "kubelet",
     title="k0s reads its drop-in files",
     looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether k0s generated /etc/k0s/containerd.toml.",
     fix=Fix(
@@ -100,7 +98,6 @@ def k0s_dropin(node: Node) -> Verdict:
 
 @check(
     "cri-dockerd",
-    "kubelet",
     title="Pods under cri-dockerd get the nvidia runtime",
     severity="warning",
     looks_at=(
@@ -134,7 +131,6 @@ def cri_dockerd(node: Node) -> Verdict:
 
 @check(
     "kind-nested",
-    "kubelet",
     title="Nodes of a kind cluster can use GPUs",
     severity="info",
     looks_at=(
@@ -222,7 +218,6 @@ _DOCS = "https://docs.k3s.io/advanced"
 
 @check(
     "k3s-nvidia-not-detected",
-    "kubelet",
     title="k3s or rke2 has detected the nvidia runtime",
     looks_at=(
         f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it was installed and when containerd started, "
@@ -267,7 +262,6 @@ _CONFIGURE_K3S = fixes.configure("k3s")
 
 @check(
     "k3s-wrong-template",
-    "kubelet",
     title="k3s or rke2 reads the existing template",
     looks_at=(
         f"{_OLD} and {_NEW} beside the generated file: containerd 1.x reads only the first, 2.x "
@@ -319,7 +313,6 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
 
 @check(
     "k3s-edited-generated",
-    "kubelet",
     title="The generated file of k3s or rke2 was not edited",
     looks_at=(
         "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 "
@@ -357,7 +350,6 @@ def k3s_edited_generated(node: Node) -> Verdict:
 
 @check(
     "k3s-nvidia-wrong-root",
-    "kubelet",
     title="The nvidia runtime is configured for the containerd that k3s or rke2 runs",
     looks_at=(
         "/etc/containerd/config.toml and conf.d on a node with a kubelet that uses the containerd of "

@@ -11,7 +11,7 @@ from gpunode.checks.cdi import NO_SPEC
 from gpunode.checks.device_plugin import source
 from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.health import on_gpu, which
-from gpunode.checks.model import HOST, Verdict, check, fail, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
 from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
 from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_mps
@@ -32,13 +32,11 @@ _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
 
 @check(
     "mig-mode-pending",
-    "fabric",
     title="No MIG mode change is waiting for a reset",
     severity="warning",
     looks_at="each GPU's MIG mode as NVML reports it: now, and after the next reset.",
     fix=fixes.RESET,
     blocked_by=_ASKED,
-    classes=HOST,
     refs=(_GUIDE,),
     reboot=True,
 )
@@ -80,12 +78,10 @@ def mig_mode_pending(node: Node) -> Verdict:
 
 @check(
     "mig-enabled-no-instances",
-    "fabric",
     title="GPUs with MIG enabled have MIG devices",
     looks_at="the MIG devices that NVML lists for each GPU with MIG enabled.",
     fix=Fix("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
     blocked_by=(*_ASKED, "mig-mode-pending"),
-    classes=HOST,
     refs=(_GUIDE, _PARTED),
     needs=("mig",),
 )
@@ -152,7 +148,6 @@ def _finest(name: str) -> str:
 
 @check(
     "mig-config-lost",
-    "fabric",
     title="The MIG layout is restored after a reboot",
     severity="warning",
     looks_at=(
@@ -161,7 +156,6 @@ def _finest(name: str) -> str:
     ),
     fix=fabric.KEEP_LAYOUT,
     blocked_by=(*_ASKED, "mig-enabled-no-instances"),
-    classes=HOST,
     refs=(_PARTED,),
     needs=("mig",),
     reboot=True,
@@ -194,12 +188,10 @@ def _counted(gpu: Gpu) -> str:
 
 @check(
     "mig-cdi-stale",
-    "fabric",
     title="CDI specifications match the current MIG devices",
     looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
     fix=fixes.REFRESH_CDI,
     blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
-    classes=HOST,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
     needs=("mig",),
 )
@@ -236,13 +228,11 @@ def mig_cdi_stale(node: Node) -> Verdict:
 
 @check(
     "mig-nvml-regression",
-    "fabric",
     title="The driver counts MIG and whole GPUs correctly",
     severity="warning",
     looks_at="the driver's version on a Kubernetes node with MIG enabled on only some GPUs.",
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=_ASKED,
-    classes=HOST,
     refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
     needs=("mig", "kubelet"),
     table=mig.FAULTS,
@@ -299,7 +289,6 @@ def _drained(fix: Fix, before: str = f"{_EVERY_NODE}. {_NEW_NAMES}") -> Fix:
 
 @check(
     "mig-strategy-mismatch",
-    "fabric",
     title="The device plugin supports this MIG layout",
     looks_at=(
         "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
@@ -307,7 +296,6 @@ def _drained(fix: Fix, before: str = f"{_EVERY_NODE}. {_NEW_NAMES}") -> Fix:
     ),
     fix=_drained(fabric.MIXED_STRATEGY),
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
-    classes=HOST,
     refs=(_README,),
     needs=("mig", "kubelet"),
 )
@@ -406,7 +394,6 @@ def _logged(node: Node, *marks: str) -> Iterator[Evidence]:
 
 @check(
     "mps-mig-mixed",
-    "fabric",
     title="GPUs are shared with MIG or MPS, not both",
     severity="warning",
     looks_at="the device plugin's MPS sharing (its file, daemon and log) on a node with MIG enabled.",
@@ -416,7 +403,6 @@ def _logged(node: Node, *marks: str) -> Iterator[Evidence]:
         needs_root=False,
     ),
     blocked_by=("module-not-loaded", "nvml-hang"),
-    classes=HOST,
     refs=(_README,),
     needs=("mig", "kubelet"),
 )

@@ -18,12 +18,6 @@ from gpunode.facts.registry import ENGINES
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2
 from gpunode.host import Host
 
-LAYERS = (
-    *("hardware", "driver", "devices", "health", "fabric", "toolkit", "cdi"),
-    *ENGINES,
-    *("kubelet", "cuda", "platform", "security"),
-)
-
 # node classes on which a check can run; they are defined in facts/system.py
 HOST = (BARE_METAL, VM)
 HOST_OR_CONTAINER = (BARE_METAL, VM, CONTAINER)
@@ -72,11 +66,10 @@ class Check:
     it belongs to the section "Safe to reboot?", with `deep` it runs only with --deep. `table` is the
     reference table (tables/) that it uses, if any. `looks_at` and `why`, the function's docstring, are for
     users; `refs` are public addresses for further reading. checks/catalogue.py finds the checks of each
-    module and has their order.
+    module; it has their order and their `layer`.
     """
 
     id: str
-    layer: str
     _: KW_ONLY
     title: str
     looks_at: str
@@ -92,6 +85,7 @@ class Check:
     deep: bool = False
     table: str = ""
     why: str = ""
+    layer: str = ""
     run: Callable[[Node], Verdict] = lambda _node: skip("no function is decorated with it")
 
     def fix_for(self, family: str) -> Fix:

@@ -32,7 +32,6 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
 
 @check(
     "bar-too-small",
-    "hardware",
     title="The firmware assigned address windows to the GPUs",
     looks_at=(
         "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
@@ -83,7 +82,6 @@ def bar_too_small(node: Node) -> Verdict:
 
 @check(
     "pcie-link-degraded",
-    "hardware",
     title="The PCIe links use all their lanes",
     severity="warning",
     looks_at=(
@@ -125,7 +123,6 @@ def pcie_link_degraded(node: Node) -> Verdict:
 
 @check(
     "pcie-aer-errors",
-    "hardware",
     title="The PCIe links have no errors",
     severity="warning",
     looks_at=(
@@ -167,7 +164,6 @@ def pcie_aer_errors(node: Node) -> Verdict:
 
 @check(
     "iommu-acs",
-    "hardware",
     title="GPUs reach each other directly",
     severity="info",
     looks_at=(
@@ -216,7 +212,6 @@ def _between(node: Node, port: str) -> bool:
 
 @check(
     "pcie-aspm",
-    "hardware",
     title="PCIe power saving didn't disconnect a GPU",
     severity="info",
     looks_at="the ASPM policy of the kernel, if XID 79 was logged in this boot.",
@@ -247,7 +242,6 @@ def pcie_aspm(node: Node) -> Verdict:
 
 @check(
     "numa-affinity-missing",
-    "hardware",
     title="Every GPU has a NUMA node",
     severity="info",
     looks_at="numa_node of every GPU, on machines with several NUMA nodes that have processors.",

@@ -12,7 +12,6 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, FindingStatus, Fix
 from gpunode.checks.hardware import kernel_argument
 from gpunode.checks.model import (
     ANY_ENGINE,
-    HOST,
     HOST_OR_CONTAINER,
     Verdict,
     check,
@@ -33,7 +32,7 @@ from gpunode.facts.driver_targets import RUN_INSTALLER
 from gpunode.facts.kernels import newer_kernels, version_key
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.node import Node
-from gpunode.facts.system import BARE_METAL, CONTAINER, NOT_BEFORE, TEGRA, VM, WSL2, clock
+from gpunode.facts.system import CONTAINER, NOT_BEFORE, TEGRA, WSL2, clock
 from gpunode.facts.tables import TABLE, can, first
 from gpunode.facts.toolkit import NO_CGROUPS
 
@@ -154,7 +153,6 @@ _LINUX_LIBRARIES = "libnvidia-compute"
 
 @check(
     "wsl2",
-    "platform",
     title="WSL provides the GPUs and their driver",
     looks_at=(
         "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, the libcuda.so.1 that the loader uses, and Linux "
@@ -207,7 +205,6 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit", disturbs=DISRUPTS_NOTHING
 
 @check(
     "jetson",
-    "platform",
     title="The toolkit is configured for this Jetson",
     looks_at=(
         f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
@@ -249,7 +246,6 @@ def jetson(node: Node) -> Verdict:
 
 @check(
     "lxc-nested",
-    "platform",
     title="The LXC container can use the GPUs",
     looks_at="inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups.",
     fix=pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")),
@@ -292,13 +288,11 @@ def lxc_nested(node: Node) -> Verdict:
 
 @check(
     "nixos-flatcar-immutable",
-    "platform",
     title="Driver and toolkit were installed by this system's own method",
     severity="info",
     looks_at="os-release and /run/ostree-booted, if driver or toolkit are missing.",
     fix=Fix(OTHER_WHOLE[1]),
     blocked_by=("pci-no-gpu",),
-    classes=(BARE_METAL, VM),
     needs=("immutable",),
     unless=("operator-driver", "vfio-host"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",),
@@ -339,7 +333,6 @@ _CGROUPS = "/sys/fs/cgroup"
 
 @check(
     "selinux-nvml",
-    "platform",
     title="SELinux allows containers to use the GPUs",
     looks_at=(
         "the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
@@ -372,7 +365,6 @@ def selinux_nvml(node: Node) -> Verdict:
 
 @check(
     "apparmor-denied",
-    "platform",
     title="AppArmor denied no container access to a GPU",
     severity="warning",
     looks_at="denials in the kernel's log for containers' profiles and files of the NVIDIA driver.",
@@ -397,7 +389,6 @@ def apparmor_denied(node: Node) -> Verdict:
 
 @check(
     "clock-skew",
-    "platform",
     title="The clock is set correctly",
     severity="warning",
     looks_at="an impossible date (before 2025), and failed time services.",
@@ -428,7 +419,6 @@ def clock_skew(node: Node) -> Verdict:
 
 @check(
     "reboot-required",
-    "platform",
     title="No kernel is waiting for a reboot",
     severity="warning",
     looks_at=(
@@ -466,7 +456,6 @@ def reboot_required(node: Node) -> Verdict:
 
 @check(
     "kernel-unsupported",
-    "platform",
     title="The driver supports this kernel",
     looks_at=(
         "compiler errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are for the running kernel "
@@ -505,7 +494,6 @@ def kernel_unsupported(node: Node) -> Verdict:
 
 @check(
     "memory-cgroup-v1",
-    "platform",
     title="The node uses control groups version 2",
     looks_at=(
         "/sys/fs/cgroup; with version 1 and a kubelet that isn't running, also the kubelet's release "
@@ -514,7 +502,6 @@ def kernel_unsupported(node: Node) -> Verdict:
     fix=UNIFIED_CGROUPS,
     blocked_by=("pci-no-gpu",),
     preflight=("kubernetes",),
-    classes=HOST,
     needs=("kubelet",),
     table=TABLE,
     refs=("https://kubernetes.io/docs/concepts/architecture/cgroups/",),

@@ -19,7 +19,6 @@ _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
 
 @check(
     "podman-cdi",
-    "podman",
     title="Podman reads the CDI specification",
     looks_at=(
         f"podman's release and {_KEY} in containers.conf against the directories of the "

@@ -9,10 +9,9 @@ from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from gpunode.checks.catalogue import BY_ID
+from gpunode.checks.catalogue import BY_ID, LAYERS
 from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Finding, FindingStatus, Fix
 from gpunode.checks.fixes import ON_HOST, REBOOT
-from gpunode.checks.model import LAYERS
 from gpunode.checks.runner import BY_OPTION, Selection
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon

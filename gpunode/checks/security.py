@@ -33,7 +33,6 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
 
 @check(
     "accept-envvar-unprivileged",
-    "security",
     title="Pods get only the GPUs that they requested",
     severity="warning",
     looks_at=(
@@ -110,7 +109,6 @@ def _privileged(node: Node, pid: int) -> bool:
 
 @check(
     "daemon-tcp",
-    "security",
     title="Docker's API isn't reachable from the network",
     severity="info",
     looks_at=(
@@ -146,7 +144,6 @@ def daemon_tcp(node: Node) -> Verdict:
 
 @check(
     "docker-group",
-    "security",
     title="Only administrators can control Docker",
     severity="info",
     looks_at="the group docker in /etc/group against root, sudo, wheel and admin, and the socket's mode.",
@@ -178,7 +175,6 @@ def docker_group(node: Node) -> Verdict:
 
 @check(
     "cap-profiling",
-    "security",
     title="Only administrators can read the GPUs' performance counters",
     severity="info",
     looks_at=f"{_PROFILING} in {PARAMETERS}, which NVreg_RestrictProfilingToAdminUsers sets.",
@@ -227,7 +223,6 @@ _VGPU_MANAGER = "nvidia_vgpu_vfio"
 
 @check(
     "toolkit-cve",
-    "security",
     title="The container toolkit has no known vulnerability",
     severity="warning",
     looks_at=(
@@ -268,7 +263,6 @@ def toolkit_cve(node: Node) -> Verdict:
 
 @check(
     "driver-cve",
-    "security",
     title="The driver has no known vulnerability",
     severity="warning",
     looks_at=(

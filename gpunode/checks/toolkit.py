@@ -9,7 +9,6 @@ from gpunode.checks.devices import keep_initialised
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_DOCKER, Fix
 from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
-    HOST,
     NO_ENGINE,
     Verdict,
     check,
@@ -87,7 +86,6 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
 
 @check(
     "toolkit-missing",
-    "toolkit",
     title="The container toolkit is installed",
     looks_at=(
         "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook in PATH and in "
@@ -142,7 +140,6 @@ def toolkit_missing(node: Node) -> Verdict:
 
 @check(
     "toolkit-too-old",
-    "toolkit",
     title="The container toolkit is new enough",
     looks_at=(
         "nvidia-ctk --version, else the version of nvidia-container-cli or nvidia-container-runtime. "
@@ -197,12 +194,10 @@ _RETIRED = ("nvidia.github.io/nvidia-docker", "nvidia.github.io/nvidia-container
 
 @check(
     "toolkit-versions-mixed",
-    "toolkit",
     title="The toolkit's packages have the same release",
     looks_at=f"the package database: {', '.join(PACKAGES)}.",
     fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old"),
-    classes=HOST,
     table="version_gates",
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/release-notes.html",),
 )
@@ -233,7 +228,6 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
 
 @check(
     "toolkit-known-bad-version",
-    "toolkit",
     title="This toolkit release has no known fault that affects this node",
     looks_at=(
         "the toolkit's version against a table of releases with known faults, for the engines in use "
@@ -280,7 +274,6 @@ def _under_windows(node: Node, oldest: str) -> bool:
 
 @check(
     "apt-signed-by",
-    "toolkit",
     title="apt has one source for the toolkit",
     severity="warning",
     looks_at="/etc/apt/sources.list and sources.list.d: entries for nvidia.github.io and their keys.",
@@ -403,7 +396,6 @@ _SAYINGS = (
 
 @check(
     "toolkit-not-on-daemon-path",
-    "toolkit",
     title="dockerd finds the toolkit",
     severity="warning",
     looks_at="PATH in dockerd's own environment, and the directory of the toolkit's hook programs.",
@@ -447,7 +439,6 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
 
 @check(
     "hook-conflict",
-    "toolkit",
     title="Only one method adds GPUs to containers",
     severity="warning",
     looks_at=(
@@ -458,7 +449,6 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
         f"ls {' '.join(SYSTEM_DIRECTORIES)}", "Rename NVIDIA's hook: the engine then uses CDI alone"
     ),
     blocked_by=("pci-no-gpu", "toolkit-missing"),
-    classes=HOST,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
 )
 def hook_conflict(node: Node) -> Verdict:
@@ -514,7 +504,6 @@ def _probe(node: Node) -> Verdict:
 
 @check(
     "toolkit-cli-probe",
-    "toolkit",
     title="nvidia-container-cli can access the driver",
     looks_at=(
         "nvidia-container-cli info in a child process with a limit of 15 seconds, if an engine calls "
@@ -535,7 +524,6 @@ def _probe(node: Node) -> Verdict:
         "toolkit-config-invalid",
         "ldconfig-fails",
     ),
-    classes=HOST,
     deep=True,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",),
 )

@@ -9,7 +9,6 @@ from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import per_family
 from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
-    HOST,
     Verdict,
     check,
     fail,
@@ -70,7 +69,6 @@ def low_level(node: Node, settings: ToolkitSettings) -> Fix:
 
 @check(
     "toolkit-config-invalid",
-    "toolkit",
     title="The toolkit's configuration is valid",
     looks_at=(
         "/etc/nvidia-container-runtime/config.toml, or the file beside the GPU operator's toolkit: "
@@ -189,12 +187,10 @@ def _left(node: Node, settings: ToolkitSettings) -> list[Evidence]:
 
 @check(
     "ldconfig-fails",
-    "toolkit",
     title="ldconfig works",
     looks_at="whether the ldconfig that config.toml names can print its cache, which changes nothing.",
     fix=fixes.package_fix("reinstall", ("libc-bin", "glibc", "glibc"), "ldconfig -p"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
-    classes=HOST,
     refs=("https://github.com/NVIDIA/libnvidia-container/issues/177",),
 )
 def ldconfig_fails(node: Node) -> Verdict:
@@ -216,14 +212,12 @@ def ldconfig_fails(node: Node) -> Verdict:
 
 @check(
     "no-cgroups-wrong",
-    "toolkit",
     title="The toolkit sets containers' device permissions",
     looks_at=(
         f"{NO_CGROUPS} in config.toml, and whether an engine that runs as root uses nvidia-container-cli."
     ),
     fix=Fix(f"gpunode toolkit config set {NO_CGROUPS}=false"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
-    classes=HOST,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/580",),
 )
 def no_cgroups_wrong(node: Node) -> Verdict:
@@ -255,7 +249,6 @@ def no_cgroups_wrong(node: Node) -> Verdict:
 
 @check(
     "runtime-mode",
-    "toolkit",
     title="The toolkit's runtime mode suits this node",
     looks_at=f"{MODE} in config.toml: auto, legacy, csv, cdi or jit-cdi.",
     fix=Fix(f"gpunode toolkit config set {MODE}=auto"),

@@ -22,7 +22,6 @@ _RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART
 
 @check(
     "xid-recent",
-    "health",
     title="The driver reports no XID errors",
     looks_at=(
         "the NVRM: Xid lines in the kernel's log of this boot, within the last day and since the "

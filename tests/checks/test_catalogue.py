@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.checks.catalogue import _ORDER, ALL_CHECKS, BY_ID, find_check
+from gpunode.checks.catalogue import ALL_CHECKS, BY_ID, LAYERS, find_check
 from gpunode.checks.fixes import FAMILIES
-from gpunode.checks.model import LAYERS, PREFLIGHTS
+from gpunode.checks.model import PREFLIGHTS
 from gpunode.commands import explain
 from gpunode.errors import UsageError
 from gpunode.facts.traits import TRAITS
@@ -30,7 +30,7 @@ def test_every_failure_mode_in_the_catalogue_has_a_check_or_a_reason():
 
 def test_check_ids_are_unique_and_in_the_order_of_the_report():
     assert len(BY_ID) == len(ALL_CHECKS)
-    assert list(BY_ID) == _ORDER.split()
+    assert list(BY_ID) == [one for layer in LAYERS.values() for one in layer.split()]
 
 
 def test_blockers_exist_and_have_no_cycle():
