@@ -14,9 +14,11 @@ from gpunode.output.typed import toml
 
 KeyPath = tuple[str, ...]
 _HEADER = re.compile(r"^([ \t]*)(\[\[?)([^\[\]].*?)\]\]?[ \t]*(?:#.*)?$")
-_KEY = re.compile(r"""^[ \t]*((?:[A-Za-z0-9_.\- \t]|"(?:[^"\\]|\\.)*"|'[^']*')+?)[ \t]*=""")
-# what may open or close a value of several lines; strings and comments are passed over
-_TOKEN = re.compile(r"""\"{3}|'{3}|"(?:[^"\\]|\\.)*"|'[^']*'|[\[\]{}]|#.*""")
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+_KEY = re.compile(rf"^[ \t]*({_PART}(?:[ \t]*\.[ \t]*{_PART})*)[ \t]*=")
+# what may open or close a value of several lines; strings and comments are passed over. A quote that nothing
+# ends, which no TOML has, takes the rest of the line: to search on behind it takes quadratic time
+_TOKEN = re.compile(r"""\"{3}|'{3}|"(?:[^"\\]|\\.)*"?|'[^']*'?|[\[\]{}]|#.*""")
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 _STRING_ENDS = {  # a multi-line string may end with two quotes of its own
     '"""': re.compile(r'(?:[^"\\]|\\.|"(?!""))*"{3,5}'),

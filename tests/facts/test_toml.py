@@ -1,5 +1,7 @@
 """Values and keys of a parsed TOML file, written as TOML again."""
 
+import time
+
 import pytest
 import tomlkit
 from hypothesis import given
@@ -57,3 +59,14 @@ def test_lines_inside_a_value_of_several_lines_are_no_keys(value):
     assert (lines[header - 1], lines[key - 1]) == ("[table]", "key = 2")
     assert (line_of_key(text, ("table",)), line_of_key(text, ("table", "key"))) == (header, key)
     assert headers(text.splitlines(keepends=True)) == [(header - 1, ("table",))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['x = "' + '\\"' * 100_000, '"' + '\\"' * 100_000, " " * 200_000, "a." * 100_000, "x = " + '"a' * 99_999],
+    ids=["string that no quote ends", "key that no quote ends", "blanks", "dots", "quotes"],
+)
+def test_time_of_a_search_grows_with_the_text_and_not_with_its_square(line):
+    start = time.process_time()
+    assert line_of_key(f"[table]\n{line}\nkey = 1\n", ("missing",)) == 0
+    assert time.process_time() - start < 10  # it takes 50 ms; with the square of the text minutes
