@@ -15,8 +15,7 @@ from gpunode.commands.verify import VerifyPlace
 from gpunode.errors import UsageError
 from gpunode.facts import effective, engines
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.distributions import DISTRIBUTIONS
-from gpunode.facts.registry import DAEMONS, ENGINES
+from gpunode.facts.registry import DAEMONS, DISTRIBUTIONS, ENGINES
 from gpunode.facts.tables import numbers, table
 from gpunode.host import Host
 from gpunode.runtime import find

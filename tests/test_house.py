@@ -75,7 +75,7 @@ LAZY = {
     },
     "runtime.containerd": {"daemons.cri"},
     "runtime.docker": {"daemons.docker"},
-    "facts.containerd": {"daemons.cri"},
+    "facts.daemons": {"daemons.cri"},
     "facts.docker": {"daemons.docker"},
     # what the service imports stays in its memory for as long as it runs
     "plugin.compose": {"plugin.amd", "plugin.labels.watch", "plugin.simulate.backend"},

@@ -35,10 +35,11 @@ from gpunode.facts.containerd import (
     version_in_force,
     version_of,
 )
-from gpunode.facts.daemons import Daemon
-from gpunode.facts.distributions import DISTRIBUTIONS, K0S_DROP_INS, k0s_manages, manager, sources
+from gpunode.facts.daemons import Daemon, manager
+from gpunode.facts.distributions import K0S_DROP_INS, k0s_manages, sources
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.node import Node
+from gpunode.facts.registry import DISTRIBUTIONS
 from gpunode.facts.toml import KeyPath, as_key, as_value, headers, parse_toml
 from gpunode.host.redact import without_secrets
 

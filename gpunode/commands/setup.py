@@ -59,10 +59,9 @@ from gpunode.commands.setup_steps import (
     walk,
 )
 from gpunode.errors import PreconditionError, UsageError
-from gpunode.facts.distributions import DISTRIBUTIONS
 from gpunode.facts.kubelet import find_kubelet, root_directory
 from gpunode.facts.processes import running
-from gpunode.facts.registry import ENGINES
+from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
 from gpunode.facts.toolkit import find_toolkit
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access, connect, kubectl, node_name

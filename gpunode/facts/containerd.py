@@ -11,17 +11,10 @@ from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts import tables
-from gpunode.facts.daemons import (
-    Daemon,
-    KnownDaemon,
-    daemon_version,
-    locate,
-    parse_version,
-    record_version,
-    socket_path,
-)
-from gpunode.facts.distributions import DISTRIBUTIONS, find_distribution, manager, owner
+from gpunode.facts.daemons import Daemon, KnownDaemon, cri_version, locate, manager, owner, socket_path
+from gpunode.facts.distributions import find_distribution
 from gpunode.facts.processes import Process, option_value, running
+from gpunode.facts.registry import DISTRIBUTIONS
 from gpunode.facts.toml import as_key, as_value, dig, leaves, line_of_key, parse_toml, place
 from gpunode.host import Host
 from gpunode.output.typed import as_dict, as_strings, as_text
@@ -108,7 +101,6 @@ DEFAULT_CONFIG = "/etc/containerd/config.toml"
 DEFAULT_SOCKET = "/run/containerd/containerd.sock"
 _KNOWN = KnownDaemon("containerd", "containerd.service", DEFAULT_CONFIG, ("--config", "-c"))
 CRI_PLUGINS = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-_VERSION_SECONDS = 1.0  # a daemon that runs answers in 3 ms
 # any of these in disabled_plugins disables the CRI that the kubelet uses
 CRI_IDS = (*CRI_PLUGINS.values(), "io.containerd.cri.v1.images")
 
@@ -141,18 +133,6 @@ def _daemon(host: Host, processes: list[Process], config: str | None) -> Daemon 
     socket = _socket(host, daemon.argv, daemon.config_path)
     daemon = daemon._replace(socket=socket, manager=owner(daemon.config_path))
     return daemon._replace(version=cri_version(host, daemon))
-
-
-def cri_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
-    """Version reported by the running daemon; its program runs (20 ms) only if the daemon reports none."""
-    if host.live and daemon.process is not None:
-        from gpunode.daemons.cri import running_version
-
-        answer = parse_version(running_version(host, daemon.socket, _VERSION_SECONDS))
-        if answer:
-            record_version(host, daemon.name, answer)
-            return answer
-    return daemon_version(host, daemon.name, daemon.binary)
 
 
 def _socket(host: Host, argv: tuple[str, ...], config: str) -> str:

@@ -16,8 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError
-from gpunode.facts.containerd import cri_version
-from gpunode.facts.daemons import Daemon, KnownDaemon, locate, socket_path
+from gpunode.facts.daemons import Daemon, KnownDaemon, cri_version, locate, socket_path
 from gpunode.facts.processes import environment, option_value, running
 from gpunode.facts.registry import ENGINES
 from gpunode.facts.systemd import read_unit

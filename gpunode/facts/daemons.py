@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.processes import Process, option_value
-from gpunode.facts.registry import ENGINES
+from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
 from gpunode.facts.systemd import SystemdUnit, read_unit
 from gpunode.host import Host
+
+_VERSION_SECONDS = 1.0  # a daemon that runs answers in 3 ms
 
 
 class Daemon(NamedTuple):
@@ -74,6 +76,18 @@ def daemon_version(host: Host, name: str, binary: str | None) -> tuple[int, ...]
         if answer.ok:
             return parse_version(answer.stdout)
     return ()
+
+
+def cri_version(host: Host, daemon: Daemon) -> tuple[int, ...]:
+    """Version reported by the running daemon; its program runs (20 ms) only if the daemon reports none."""
+    if host.live and daemon.process is not None:
+        from gpunode.daemons.cri import running_version
+
+        answer = parse_version(running_version(host, daemon.socket, _VERSION_SECONDS))
+        if answer:
+            record_version(host, daemon.name, answer)
+            return answer
+    return daemon_version(host, daemon.name, daemon.binary)
 
 
 def find_binary(host: Host, name: str, process: Process | None, unit: SystemdUnit | None) -> str | None:
@@ -194,3 +208,37 @@ def socket_path(address: str) -> str:
     if address.startswith("unix://"):
         return address.removeprefix("unix://")
     return address if address.startswith("/") else ""
+
+
+# The owner of a containerd: dockerd, which starts one for itself, or a Kubernetes distribution.
+
+_OWNERS = {
+    "/docker/containerd/": "docker",
+    **{distribution.directory: name for name, distribution in DISTRIBUTIONS.items()},
+}
+_DISTRIBUTION_UNITS = {unit: name for name, row in DISTRIBUTIONS.items() for unit in row.units}
+
+
+def owner(config_path: str) -> str:
+    """What manages the containerd of this file: docker, k3s, rke2, k0s, microk8s; empty for the system."""
+    return next((name for part, name in _OWNERS.items() if part in config_path), "")
+
+
+def manager(host: Host, process: Process) -> str:
+    """What runs a containerd process: docker or a distribution, by its service, else by its file."""
+    unit = distribution_unit(host, process)
+    if unit:
+        return _DISTRIBUTION_UNITS[unit]
+    by_path = owner(process.option("--config", "-c") or "")
+    if by_path or not (process.option("--address", "-a") or "").startswith("/run/k3s/"):
+        return by_path
+    # a custom data directory: k3s and rke2 share socket and layout
+    units = ((name, unit) for name in ("k3s", "rke2") for unit in DISTRIBUTIONS[name].units)
+    return next((name for name, unit in units if read_unit(host, unit) is not None), "k3s")
+
+
+def distribution_unit(host: Host, process: Process) -> str:
+    """The distribution's service that runs a process, by its control group; empty if none or unknown."""
+    text = host.text_or_empty(f"/proc/{process.pid}/cgroup")
+    parts = (part for line in text.splitlines() for part in line.split("/"))
+    return next((part for part in parts if part in _DISTRIBUTION_UNITS), "")

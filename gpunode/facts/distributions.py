@@ -11,8 +11,17 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpunode.facts.daemons import Daemon, exe_of, parse_version, same_file, socket_path
+from gpunode.facts.daemons import (
+    Daemon,
+    distribution_unit,
+    exe_of,
+    manager,
+    parse_version,
+    same_file,
+    socket_path,
+)
 from gpunode.facts.processes import Process, option_value, running
+from gpunode.facts.registry import DISTRIBUTIONS
 from gpunode.facts.systemd import SystemdUnit, read_unit
 from gpunode.host import Host
 
@@ -24,7 +33,6 @@ class _Kind(NamedTuple):
     the flags `other_engine` it runs no containerd of its own.
     """
 
-    units: tuple[str, ...]
     data: str
     config: str
     socket: str
@@ -41,7 +49,6 @@ _RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
 _RANCHER_OTHERS = ("--container-runtime-endpoint", "--docker", "--disable-agent")
 _KINDS = {
     "k3s": _Kind(
-        ("k3s.service", "k3s-agent.service"),
         "/var/lib/rancher/k3s",
         _RANCHER_CONFIG,
         _RANCHER_SOCKET,
@@ -52,7 +59,6 @@ _KINDS = {
         _RANCHER_OTHERS,
     ),
     "rke2": _Kind(
-        ("rke2-server.service", "rke2-agent.service"),
         "/var/lib/rancher/rke2",
         _RANCHER_CONFIG,
         _RANCHER_SOCKET,
@@ -63,7 +69,6 @@ _KINDS = {
         _RANCHER_OTHERS,
     ),
     "k0s": _Kind(
-        ("k0sworker.service", "k0scontroller.service"),
         "/var/lib/k0s",
         "/etc/k0s/containerd.toml",
         "/run/k0s/containerd.sock",
@@ -71,52 +76,16 @@ _KINDS = {
         other_engine=("--cri-socket",),
     ),
     "microk8s": _Kind(
-        ("snap.microk8s.daemon-containerd.service",),
         "/var/snap/microk8s/current",
         "{data}/args/containerd.toml",
         "/var/snap/microk8s/common/run/containerd.sock",
         ("/snap/microk8s/current/bin/containerd",),
     ),
 }
-DISTRIBUTIONS = tuple(_KINDS)
-_UNITS = {unit: name for name, kind in _KINDS.items() for unit in kind.units}
-# the owner of a containerd, by the directory of its configuration
-_OWNERS = {
-    "/docker/containerd/": "docker",
-    "/rancher/k3s/": "k3s",
-    "/rancher/rke2/": "rke2",
-    "/k0s/": "k0s",
-    "/snap/microk8s/": "microk8s",
-}
 K0S_MARK = "# k0s_managed=true"
 K0S_DROP_INS = "/etc/k0s/containerd.d"
 _WANTS = "/etc/systemd/system/multi-user.target.wants"
 _CONFIG_FLAGS = ("--config", "-c")
-
-
-def owner(config_path: str) -> str:
-    """What manages the containerd of this file: docker, k3s, rke2, k0s, microk8s; empty for the system."""
-    return next((name for part, name in _OWNERS.items() if part in config_path), "")
-
-
-def manager(host: Host, process: Process) -> str:
-    """What runs a containerd process: docker or a distribution, by its service, else by its file."""
-    unit = _service(host, process)
-    if unit in _UNITS:
-        return _UNITS[unit]
-    config = process.option(*_CONFIG_FLAGS) or ""
-    by_path = owner(config)
-    if by_path or not (process.option("--address", "-a") or "").startswith("/run/k3s/"):
-        return by_path
-    # a custom data directory: k3s and rke2 share socket and layout
-    installed = [name for name in ("k3s", "rke2") if _unit(host, name) is not None]
-    return installed[0] if installed else "k3s"
-
-
-def _service(host: Host, process: Process) -> str:
-    """The service of a process, by its control group; empty if unknown."""
-    text = host.text_or_empty(f"/proc/{process.pid}/cgroup")
-    return next((part for line in text.splitlines() for part in line.split("/") if part in _UNITS), "")
 
 
 def find_distribution(host: Host, name: str, processes: Sequence[Process] | None = None) -> Daemon | None:
@@ -192,8 +161,8 @@ def sources(host: Host, daemon: Daemon) -> tuple[str, ...]:
 
 def _unit(host: Host, name: str, process: Process | None = None) -> SystemdUnit | None:
     """The service to restart: the running containerd's, else the enabled one, else an installed one."""
-    units = _KINDS[name].units
-    own = _service(host, process) if process else ""
+    units = DISTRIBUTIONS[name].units
+    own = distribution_unit(host, process) if process else ""
     enabled = [unit for unit in units if host.is_symlink(f"{_WANTS}/{unit}")]
     candidates = dict.fromkeys((*filter(None, [own]), *enabled, *units))
     return next(filter(None, (read_unit(host, unit) for unit in candidates)), None)

@@ -1,4 +1,4 @@
-"""The container engines that gpunode knows, and what several packages need to know of each."""
+"""The container engines and Kubernetes distributions that gpunode knows, for the packages that need them."""
 
 from __future__ import annotations
 
@@ -38,3 +38,22 @@ ENGINES = {
     "podman": ContainerEngine("podman", "podman", (), (4, 1), ""),
 }
 DAEMONS = {name: engine for name, engine in ENGINES.items() if engine.has_daemon}
+
+
+class Distribution(NamedTuple):
+    """A Kubernetes distribution that runs a containerd of its own; its key in `DISTRIBUTIONS` is its name for
+    ``--runtime`` and ``--on``.
+
+    `units` are the systemd units that start it. `directory` is a part of the path of its containerd's file.
+    """
+
+    units: tuple[str, ...]
+    directory: str
+
+
+DISTRIBUTIONS = {
+    "k3s": Distribution(("k3s.service", "k3s-agent.service"), "/rancher/k3s/"),
+    "rke2": Distribution(("rke2-server.service", "rke2-agent.service"), "/rancher/rke2/"),
+    "k0s": Distribution(("k0sworker.service", "k0scontroller.service"), "/k0s/"),
+    "microk8s": Distribution(("snap.microk8s.daemon-containerd.service",), "/snap/microk8s/"),
+}

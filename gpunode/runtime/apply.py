@@ -19,7 +19,7 @@ from gpunode.errors import (
     UsageError,
 )
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.distributions import DISTRIBUTIONS
+from gpunode.facts.registry import DISTRIBUTIONS
 from gpunode.facts.users import places
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
-from gpunode.facts.daemons import Daemon
-from gpunode.facts.distributions import DISTRIBUTIONS, distribution_at, find_distribution, owner
+from gpunode.facts.daemons import Daemon, owner
+from gpunode.facts.distributions import distribution_at, find_distribution
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running
-from gpunode.facts.registry import ENGINES
+from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
 from gpunode.host import Host
 from gpunode.runtime.engine import Engine, Request
 

@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpunode.facts.containerd import find_containerd
-from gpunode.facts.distributions import (
-    DISTRIBUTIONS,
-    distribution_at,
-    find_distribution,
-    k0s_manages,
-    manager,
-    sources,
-)
+from gpunode.facts.daemons import manager
+from gpunode.facts.distributions import distribution_at, find_distribution, k0s_manages, sources
 from gpunode.facts.processes import running
+from gpunode.facts.registry import DISTRIBUTIONS
 from tests.facts.test_daemons import Node
 
 K3S = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml"

@@ -7,8 +7,7 @@ line.
 from __future__ import annotations
 
 from gpunode.errors import PreconditionError, UsageError
-from gpunode.facts.distributions import DISTRIBUTIONS
-from gpunode.facts.registry import ENGINES
+from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
 from gpunode.host import Host
 from gpunode.output.result import Progress
 from gpunode.runtime.verify.container import ContainerOutcome, ContainerRequest
