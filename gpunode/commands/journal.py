@@ -180,8 +180,8 @@ def line(journal: Journal, entry: Entry) -> EntryLine:
     return EntryLine(
         id=entry.id,
         when=when(entry.id),
-        operation=str(entry.manifest.get("operation", "")),
-        engine=str(entry.manifest.get("manager") or entry.manifest.get("engine") or ""),
+        operation=entry.operation,
+        engine=entry.manager or entry.engine,
         state=entry.state,
         files=tuple(file.path for file in entry.files),
         rollback=not reason,
@@ -264,7 +264,7 @@ class JournalEntry:
 
 
 def _entry_of(journal: Journal, entries: Sequence[Entry], name: str) -> Entry:
-    match = next((entry for entry in reversed(entries) if name in ("", entry.id)), None)
+    match = next((entry for entry in entries[::-1] if name in ("", entry.id)), None)
     if match is None:
         raise UsageError(
             f"no such journal entry: {name}" if name else f"the journal has no entries: {journal.directory}",
@@ -344,8 +344,7 @@ def roll_back(
         if result is not None:
             return result
     entry = Journal.of(host).committed(name)
-    manifest = entry.manifest
-    if not manifest.get("engine"):
+    if not entry.engine:
         return _files_only(host, entry, progress, dry_run=request.dry_run)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
@@ -355,7 +354,7 @@ def roll_back(
             return to_restore.plan(engines[0], to_restore.names, active, to_restore.units)
 
         def is_active(active: Active) -> bool:
-            return all(_is_as_before(active, manifest, name) for name in to_restore.names)
+            return all(_is_as_before(active, entry, name) for name in to_restore.names)
 
         intent = Intent(
             "rollback",
@@ -370,10 +369,10 @@ def roll_back(
 
     request = replace(
         request,
-        runtimes=(find.name_of(manifest),),
-        config=str(manifest.get("config", "")),
-        socket=str(manifest.get("socket", "")),
-        restart_command=request.restart_command or str(manifest.get("restartCommand", "")),
+        runtimes=(find.name_of(entry),),
+        config=entry.config,
+        socket=entry.socket,
+        restart_command=request.restart_command or entry.restart_command,
     )
     return change(host, request, prepare, progress)
 
@@ -391,11 +390,11 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
         killed = _killed(journal, name)
         if not killed:
             return None
-        manifest = killed[-1].manifest
-        before = {file.path: _content(host, file.path) for entry in killed for file in entry.files}
+        entry = killed[-1]
+        before = {file.path: _content(host, file.path) for each in killed for file in each.files}
         request = Request(
-            runtimes=(find.name_of(manifest),),
-            config=str(manifest.get("config", "")),
+            runtimes=(find.name_of(entry),),
+            config=entry.config,
             restart_command=restart_command,
         )
         notes = recover(host, journal, engine_restart(host, progress, request))
@@ -405,7 +404,7 @@ def _finish(host: Host, name: str, restart_command: str, progress: Progress) -> 
                 hint=f"correct it, then run this again: {rollback_command(host, name)}".rstrip(),
             )
     edits = [FileEdit(path, content, _content(host, path)) for path, content in before.items()]
-    return _files_result(manifest, edits, notes)
+    return _files_result(entry, edits, notes)
 
 
 def _content(host: Host, path: str) -> bytes | None:
@@ -424,17 +423,17 @@ def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) 
         "rollback",
         lambda: to_restore().edits,
         engine_restart(host, progress),
-        context={"config": str(entry.manifest.get("config", ""))},
+        context={"config": entry.config},
         named_units=entry.units,
         done=lambda: to_restore().finish(journal),
         dry_run=dry_run,
     )
     notes = (*changed.notes, *_later_changes(to_restore()))
-    return _files_result(entry.manifest, changed.edits, notes, changed.journal, dry_run=dry_run)
+    return _files_result(entry, changed.edits, notes, changed.journal, dry_run=dry_run)
 
 
 def _files_result(
-    manifest: Mapping[str, Any],
+    entry: Entry,
     edits: Sequence[FileEdit],
     notes: tuple[str, ...],
     journal: str = "",
@@ -442,10 +441,10 @@ def _files_result(
     dry_run: bool = False,
 ) -> Result:
     data = RuntimeConfiguration(
-        engine=str(manifest.get("engine", "")),
+        engine=entry.engine,
         engine_version="",
         config_version=None,
-        config=str(manifest.get("config", "")),
+        config=entry.config,
         config_source="the journal",
         changes=tuple(shown(edit, "Rollback") for edit in edits),
         restart=RestartReport("none", performed=False, seconds=0.0, command="", reason=""),
@@ -457,19 +456,19 @@ def _files_result(
     return Result("Rollback", data, messages=notes, blocks=tuple(blocks))
 
 
-def _is_as_before(active: Active, manifest: Mapping[str, Any], name: str) -> bool:
+def _is_as_before(active: Active, entry: Entry, name: str) -> bool:
     """Whether the daemon has the runtime, and has it as default, just as before the change.
 
     A daemon that had not loaded its files then may match them by now. True if it couldn't be queried then.
     """
-    before = manifest.get("activeBefore")
-    if not isinstance(before, dict):
+    before = entry.active_before
+    if before is None:
         return True
-    has, had = name in active.handlers, name in before.get("handlers", ())
-    was_default = before.get("default") == name
+    has, had = name in active.handlers, name in before.handlers
+    was_default = before.default == name
     if has == had:
         return (active.default == name) == was_default
-    return has == manifest.get("hadRuntime") and (has or active.default != name)
+    return has == entry.had_runtime and (has or active.default != name)
 
 
 def _later_changes(to_restore: Past) -> tuple[str, ...]:
@@ -480,7 +479,7 @@ def _later_changes(to_restore: Past) -> tuple[str, ...]:
 
 def _users_of_removed_files(to_restore: Past, journal: Journal) -> tuple[str, ...]:
     """Warning that names other engines that use the removed CDI specification."""
-    engine = find.name_of(to_restore.entry.manifest)
+    engine = find.name_of(to_restore.entry)
     users = [name for name in cdi_users(journal) if name != engine]
     removed = [edit.path for edit in to_restore.edits if edit.generated and edit.after is None]
     if not users or not removed:

@@ -76,7 +76,7 @@ from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit
 from gpunode.runtime import find
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Request
-from gpunode.runtime.removal import configured, restoring, runtimes_of
+from gpunode.runtime.removal import configured, restoring
 from gpunode.runtime.workflow import edit_blocks, shown
 
 KIND = "Reset"
@@ -287,9 +287,7 @@ def _changes_rules(edits: Sequence[FileEdit]) -> bool:
 def _entries(journal: Journal, part: ResetPart) -> tuple[Entry, ...]:
     """The active entries of a part, newest first."""
     return tuple(
-        entry
-        for entry in reversed(journal.active())
-        if entry.undoable and entry.manifest.get("operation") in part.operations
+        entry for entry in journal.active()[::-1] if entry.undoable and entry.operation in part.operations
     )
 
 
@@ -443,10 +441,10 @@ def _runtime_step(
     another tool had registered, the files are restored instead."""
     engine, config = key
     first, last = entries[0], entries[-1]
-    names = tuple(dict.fromkeys(name for entry in entries for name in runtimes_of(entry.manifest)))
+    names = tuple(dict.fromkeys(name for entry in entries for name in entry.runtime_names))
     variants = REMOVAL_VARIANTS if "nvidia" in names else ()  # these are removed with it
     removed = tuple(name for name in names if name not in variants) or ("nvidia",)
-    restores = bool(first.manifest.get("hadRuntime"))
+    restores = bool(first.had_runtime)
     finder = find.FINDERS.get(engine)
     missing = finder is None or finder(host, config or None) is None
     commands = " && ".join(_removal_command(host, engine, config, name) for name in removed)
@@ -454,8 +452,8 @@ def _runtime_step(
     change = Request(
         runtimes=(engine,),
         config=config,
-        socket=str(last.manifest.get("socket") or ""),
-        restart_command=str(last.manifest.get("restartCommand") or ""),
+        socket=last.socket,
+        restart_command=last.restart_command,
         yes=request.yes,
         confirm=request.confirm,
     )
@@ -502,7 +500,7 @@ def _of_missing_engine(
     part = ResetPart(name)
 
     def planned() -> PartPlan:
-        return _planned(host, part, tuple(reversed(entries)))
+        return _planned(host, part, tuple(entries[::-1]))
 
     if dry_run:
         return _files_result(planned(), "", (), dry_run=True)
@@ -621,7 +619,7 @@ def _remove_resources(host: Host, progress: Progress, at: node_object.NodeLocati
 def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> NodeStep:
     def look() -> StepState:
         entries = Journal.of(host).entries()
-        if not any(entry.manifest.get("operation") == toolkit.OPERATION for entry in entries):
+        if not any(entry.operation == toolkit.OPERATION for entry in entries):
             return StepState("gpunode did not install it", right=True)
         installed = toolkit.own_installation(host, entries)
         here = find_manager(host).installed(PACKAGES)
@@ -640,10 +638,9 @@ def _toolkit_step(host: Host, progress: Progress, needs: tuple[str, ...]) -> Nod
 def _driver_steps(host: Host) -> Iterator[NodeStep]:
     """A driver that gpunode installed stays: its removal needs a reboot and makes the GPUs unusable."""
     for entry in Journal.of(host).entries():
-        packages = entry.manifest.get("packages")
-        installed = entry.manifest.get("operation") == "driver-install" and entry.state == "committed"
-        if installed and isinstance(packages, dict):
-            new_packages = [name for name, version in packages.items() if not version]
+        installed = entry.operation == "driver-install" and entry.state == "committed"
+        if installed and isinstance(entry.packages, dict):
+            new_packages = [name for name, version in entry.packages.items() if not version]
             yield from _driver_step(host, entry.id, new_packages)
 
 

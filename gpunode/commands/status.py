@@ -172,7 +172,7 @@ def journal_entries(host: Host) -> tuple[Entry, ...] | None:
     if not moved:
         journals.setdefault(f"{STATE_DIRECTORY}/journal", Journal(host, f"{STATE_DIRECTORY}/journal"))
     try:
-        entries = [entry for journal in journals.values() for entry in reversed(journal.entries())]
+        entries = [entry for journal in journals.values() for entry in journal.entries()[::-1]]
     except GpunodeError:
         return None
     # also of a killed run, because the file has its text

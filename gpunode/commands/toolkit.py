@@ -31,6 +31,7 @@ from gpunode.output.result import (
     Text,
     command_blocks,
 )
+from gpunode.output.typed import as_dict
 from gpunode.packages import toolkit
 from gpunode.packages.apply import CarriedOut, PackageJob, Run, carry_out, edits_of, file_blocks, require_live
 from gpunode.packages.find import find_manager, recorded_states
@@ -288,7 +289,7 @@ def killed_runs(host: Host) -> tuple[str, ...]:
         entries = Journal.of(host).unfinished()
     except Unreadable:
         return ()
-    return tuple(entry.id for entry in entries if entry.manifest.get("operation") == OPERATION)
+    return tuple(entry.id for entry in entries if entry.operation == OPERATION)
 
 
 def _states(host: Host, manager: Manager, repository: RepositoryPlan) -> Mapping[str, PackageState]:
@@ -526,15 +527,13 @@ def own_installation(host: Host, entries: Sequence[Entry]) -> OwnInstallation:
     """Entries since the last removal: packages removed then are no longer gpunode's."""
     installs: list[Entry] = []
     for entry in entries:
-        operation = entry.manifest.get("operation")
-        if entry.state == "committed" and operation == REMOVAL and not entry.manifest.get("filesLeft"):
+        if entry.state == "committed" and entry.operation == REMOVAL and not entry.files_left:
             installs = []
-        elif entry.state in (*OPEN_STATES, "committed") and operation == OPERATION:
+        elif entry.state in (*OPEN_STATES, "committed") and entry.operation == OPERATION:
             installs.append(entry)  # a killed run has installed packages as well
     first: dict[str, str] = {}
     for entry in installs:
-        packages = entry.manifest.get("packages")
-        for name, version in packages.items() if isinstance(packages, dict) else ():
+        for name, version in as_dict(entry.packages).items():
             first.setdefault(name, version)
     files: dict[str, str] = {}
     for entry in installs:
@@ -545,7 +544,7 @@ def own_installation(host: Host, entries: Sequence[Entry]) -> OwnInstallation:
                 files[file.path] = state_of(file, host.read_bytes(file.path))
     return OwnInstallation(
         tuple(name for name in PACKAGES if first.get(name) == ""),
-        any(entry.manifest.get("held") for entry in installs),
+        any(entry.held for entry in installs),
         tuple(path for path, state in files.items() if state == "ours"),
         tuple(path for path, state in files.items() if state == "foreign"),
         tuple(file.path for entry in installs for file in entry.files if SUFFIX in file.path),

@@ -17,13 +17,12 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.output.result import Change
-from gpunode.output.typed import from_plain, plain
+from gpunode.output.typed import PlainError, as_text, from_plain, plain
 
 STATE_DIRECTORY = "/var/lib/gpunode"
 LOCK = "/run/gpunode/lock"  # in our own directory: every user can create files in /run/lock
@@ -100,14 +99,23 @@ class JournalledFile(NamedTuple):
     beside: bool = False
 
 
-class _ActiveBefore(NamedTuple):
-    handlers: tuple[Any, ...] = ()
+class ActiveBefore(NamedTuple):
+    """What the engine reported before the change."""
+
+    handlers: tuple[object, ...] = ()
+    default: object = None
 
 
-class _Manifest(NamedTuple):
-    """What gpunode reads again of a manifest as `Journal.begin` writes it; other keys are only shown. Earlier
-    releases and other operations leave some out."""
+class Entry(NamedTuple):
+    """One operation. `manifest` is what is on disk, the fields after it are what gpunode reads of it again.
 
+    Earlier releases and other operations leave some out.
+    """
+
+    id: str
+    directory: str
+    manifest: Mapping[str, Any]
+    sequence: int = 0  # the order of entries, independent of the clock
     state: str = ""
     operation: str = ""
     engine: str = ""
@@ -117,35 +125,33 @@ class _Manifest(NamedTuple):
     verb: str = ""
     restart_command: str = ""
     runtimes: tuple[str, ...] = ()
-    units: tuple[str, ...] = ()
     cdi: tuple[str, ...] = ()
-    undoes: tuple[str, ...] = ()
+    undoes: tuple[str, ...] = ()  # the ids of the entries that a reset has undone with this one
+    units: tuple[str, ...] = ()  # the systemd units among its files
+    # what ``systemctl is-enabled`` and ``is-active`` reported before the change, by unit
     units_before: Mapping[str, tuple[str, str]] = {}
     files: tuple[JournalledFile, ...] = ()
-    active_before: _ActiveBefore | None = None
+    active_before: ActiveBefore | None = None
+    # not checked: an entry in which one of these has another type can be undone all the same
+    runtime: object = ""  # the first release wrote this instead of `runtimes`
+    had_runtime: object = None
+    previous_default: object = ""
+    switched_cdi: object = False
+    packages: object = None
+    held: object = False
+    files_left: object = ()
+    # a killed run's files stay: the packages that came with them need their repository, and the next run
+    # plans what is still missing
+    stays: object = False
 
-
-@dataclass(frozen=True)
-class Entry:
-    """One operation. `PlainError` from its properties for a manifest that gpunode didn't write."""
-
-    id: str
-    directory: str
-    manifest: Mapping[str, Any]
-
-    @cached_property
-    def _known(self) -> _Manifest:
-        return from_plain(_Manifest, self.manifest)
-
-    @property
-    def state(self) -> str:
-        return self._known.state
-
-    @property
-    def sequence(self) -> int:
-        """The order of entries, independent of the clock."""
-        number = self.manifest.get("sequence")
-        return number if isinstance(number, int) else 0
+    @classmethod
+    def of(cls, name: str, directory: str, manifest: object) -> Entry:
+        """`PlainError` for a manifest that gpunode didn't write."""
+        if not isinstance(manifest, Mapping):
+            raise PlainError("must be an object")
+        number = manifest.get("sequence")
+        own = {"id": name, "directory": directory, "manifest": manifest}
+        return from_plain(cls, {**manifest, **own, "sequence": number if type(number) is int else 0})
 
     @property
     def undoable(self) -> bool:
@@ -155,39 +161,17 @@ class Entry:
         file, or one that changed packages: restoring only the files would leave the packages without their
         repository.
         """
-        return self.manifest.get("operation") != "rollback" and bool(self.files) and not self.of_packages
+        return self.operation != "rollback" and bool(self.files) and not self.of_packages
 
     @property
     def of_packages(self) -> bool:
         """Whether it installed or removed packages; the command that made the change undoes it."""
-        return bool(self.manifest.get("packages"))
+        return bool(self.packages)
 
     @property
-    def stays(self) -> bool:
-        """Whether a killed run's files stay: the packages that came with them need their repository.
-
-        The next run plans what is still missing.
-        """
-        return bool(self.manifest.get("stays"))
-
-    @property
-    def files(self) -> tuple[JournalledFile, ...]:
-        return self._known.files
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        """The systemd units among its files."""
-        return self._known.units
-
-    @property
-    def units_before(self) -> Mapping[str, Sequence[str]]:
-        """What ``systemctl is-enabled`` and ``is-active`` reported before the change, by unit."""
-        return self._known.units_before
-
-    @property
-    def undoes(self) -> tuple[str, ...]:
-        """The ids of the entries that a reset has undone with this one."""
-        return self._known.undoes
+    def runtime_names(self) -> tuple[str, ...]:
+        """The runtimes that it added or removed."""
+        return self.runtimes or tuple(filter(None, [as_text(self.runtime)]))
 
 
 @dataclass(frozen=True)
@@ -212,7 +196,7 @@ class Journal:
         number = max((entry.sequence for entry in self.entries()), default=0) + 1
         manifest = {"id": name, "sequence": number, "operation": operation, "state": "begun"}
         manifest |= {**context, "files": files}
-        entry = Entry(name, directory, manifest)
+        entry = Entry.of(name, directory, manifest)
         self._write(entry)
         return entry
 
@@ -264,7 +248,7 @@ class Journal:
 
     def mark(self, entry: Entry, state: str) -> Entry:
         """Record the state that the operation has reached."""
-        marked = Entry(entry.id, entry.directory, {**entry.manifest, "state": state})
+        marked = entry._replace(state=state, manifest={**entry.manifest, "state": state})
         self._write(marked)
         return marked
 
@@ -282,11 +266,10 @@ class Journal:
     def _load(self, name: str) -> Entry | None:
         text = self.host.read_text(f"{self.directory}/{name}/manifest.json")
         try:
-            entry = Entry(name, f"{self.directory}/{name}", json.loads(text or "null"))
-            files = entry.files
+            entry = Entry.of(name, f"{self.directory}/{name}", json.loads(text or "null"))
         except (ValueError, RecursionError):
             return None  # the manifest is replaced in one step, so gpunode didn't write this one
-        fits = all(file.path.startswith("/") and "/" not in file.backup for file in files)
+        fits = all(file.path.startswith("/") and "/" not in file.backup for file in entry.files)
         return entry if fits else None
 
     def unfinished(self) -> tuple[Entry, ...]:
@@ -428,7 +411,7 @@ class Journal:
         older = [entry for entry in finished[: max(0, len(finished) - keep // 2)] if entry.id not in needed]
 
         def of_engine(entry: Entry) -> bool:
-            return entry.state == "committed" and entry.undoable and bool(entry.manifest.get("engine"))
+            return entry.state == "committed" and entry.undoable and bool(entry.engine)
 
         for entry in sorted(older, key=of_engine)[:surplus]:
             self.host.remove_tree(entry.directory)

@@ -395,7 +395,7 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
     to decide.
     """
     notes = _without_leftovers(host, journal)
-    for entry in reversed(journal.unfinished()):
+    for entry in journal.unfinished()[::-1]:
         killed = f"an earlier run was killed half-way ({entry.id})"
         state, what = _kept(journal, entry)
         if state:
@@ -439,14 +439,14 @@ def _kept(journal: Journal, entry: Entry) -> tuple[str, str]:
     """The state that an unfinished entry gets without being rolled back, and the note about what stays; both
     empty if it is to be rolled back."""
     if entry.stays:
-        verb = str(entry.manifest.get("operation", "")).replace("-", " ", 1)
+        verb = entry.operation.replace("-", " ", 1)
         return "committed", f"what it installed stays, and gpunode {verb} goes on from there"
     paths = {file.path for file in entry.files}
     later = (other for other in journal.entries() if other.sequence > entry.sequence)
     superseding = (other for other in later if other.state == "committed")
     if not any(file.path in paths for other in superseding for file in other.files):
         return "", ""
-    engine = entry.manifest.get("manager") or entry.manifest.get("engine")
+    engine = entry.manager or entry.engine
     unread = f"; {engine} may not have read them yet: see gpunode doctor" if engine else ""
     return "rolled-back", f"later runs changed its files, which stay{unread}"
 

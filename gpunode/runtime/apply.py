@@ -394,8 +394,6 @@ def _answers(engine: Engine) -> bool:
 
 # Recovery of a run that was killed: its files are restored and its daemon reads them again.
 
-_OF_THE_ENGINE = ("config", "socket", "restartCommand", "verb")
-
 
 def restarter_of(engine: Engine, command: str) -> Restarter:
     """How `engine` is restarted: by the user's own `command`, else as this node does it."""
@@ -433,22 +431,21 @@ def engine_restart(host: Host, progress: Progress, request: Request | None = Non
     """
 
     def restart(entry: Entry) -> None:
-        known = {key: str(entry.manifest.get(key) or "") for key in _OF_THE_ENGINE}
-        if entry.state != "applied" or known["verb"] in ("", "none") or not host.live:
+        if entry.state != "applied" or entry.verb in ("", "none") or not host.live:
             return  # the daemon never read the new files
-        name = find.name_of(entry.manifest)
+        name = find.name_of(entry)
         try:
-            engine = find.engine(host, name, known["config"], "", known["socket"])
+            engine = find.engine(host, name, entry.config, "", entry.socket)
         except GpunodeError as error:  # an engine that was removed since must not make every later run fail
             progress.note(f"{name} could not be restarted: {error.message}")
             return
-        command = known["restartCommand"]
+        command = entry.restart_command
         if request is not None and request.restart_command and _is_named(engine, request):
             command = request.restart_command
         restarter = restarter_of(engine, command)
         try:
             with progress.step(f"restarting {name} with its previous files"):
-                _restart_after_recovery(engine, restarter, known["verb"])
+                _restart_after_recovery(engine, restarter, entry.verb)
         except GpunodeError as error:
             raise DaemonError(
                 f"{name} could not be restarted: {error.message}", hint=error.hint or restarter.look

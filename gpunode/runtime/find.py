@@ -13,6 +13,7 @@ from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running
 from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
 from gpunode.host import Host
+from gpunode.host.journal import Entry
 from gpunode.runtime.engine import Engine, Request
 
 Finder = Callable[[Host, str | None], Daemon | None]
@@ -188,9 +189,9 @@ def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
     raise ValueError(f"no engine for the daemon {daemon.name!r}")
 
 
-def name_of(manifest: Mapping[str, object]) -> str:
+def name_of(entry: Entry) -> str:
     """The name by which ``--runtime`` selects the engine of a journal entry."""
-    return _name(str(manifest.get("manager") or ""), str(manifest.get("engine", "")))
+    return _name(entry.manager, entry.engine)
 
 
 def name_of_daemon(daemon: Daemon) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
@@ -30,7 +29,7 @@ class Past:
     @property
     def names(self) -> tuple[str, ...]:
         """The runtimes of all these entries."""
-        listed = (name for entry in self.entries for name in runtimes_of(entry.manifest))
+        listed = (name for entry in self.entries for name in entry.runtime_names)
         return tuple(dict.fromkeys(listed))
 
     @property
@@ -59,8 +58,8 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
 
     Several runs may have written, so it undoes entry by entry until the files have none of the runtimes.
     """
-    entries = tuple(reversed(_entries(engine, journal, names)))
-    first = next((n for n, entry in enumerate(entries, 1) if not entry.manifest.get("hadRuntime")), 0)
+    entries = _entries(engine, journal, names)[::-1]
+    first = next((n for n, entry in enumerate(entries, 1) if not entry.had_runtime), 0)
     undone = entries[:first]
     edits, foreign = restoring(engine.host, journal, undone)
     if foreign:
@@ -70,13 +69,13 @@ def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> 
 
 def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
     """The default runtime replaced by the last run that made one of `names` the default, or ""."""
-    defaults = [as_text(entry.manifest.get("previousDefault")) for entry in _entries(engine, journal, names)]
+    defaults = [as_text(entry.previous_default) for entry in _entries(engine, journal, names)]
     return next((default for default in reversed(defaults) if default), "")
 
 
 def switched_cdi(engine: Engine, journal: Journal, names: tuple[str, ...]) -> bool:
     """Whether gpunode turned this engine's CDI on."""
-    return any(entry.manifest.get("switchedCdi") is True for entry in _entries(engine, journal, names))
+    return any(entry.switched_cdi is True for entry in _entries(engine, journal, names))
 
 
 def cdi_users(journal: Journal) -> tuple[str, ...]:
@@ -86,11 +85,11 @@ def cdi_users(journal: Journal) -> tuple[str, ...]:
     """
     users: list[str] = []
     for entry in journal.active():
-        name = name_of(entry.manifest)
-        if entry.manifest.get("operation") == REMOVAL:
+        name = name_of(entry)
+        if entry.operation == REMOVAL:
             is_removed = any(file.generated and not file.after for file in entry.files)
             users = [] if is_removed else [user for user in users if user != name]
-        users += entry.manifest.get("cdi", ())
+        users += entry.cdi
     return tuple(dict.fromkeys(users))
 
 
@@ -100,15 +99,8 @@ def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[
         entry
         for (_, config), entries in configured(journal).items()
         for entry in entries
-        if config == engine.daemon.config_path and set(runtimes_of(entry.manifest)) <= set(names)
+        if config == engine.daemon.config_path and set(entry.runtime_names) <= set(names)
     )
-
-
-def runtimes_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The runtimes of an operation; journals of the first release name a single one."""
-    if "runtimes" in manifest:
-        return tuple(manifest["runtimes"])
-    return tuple(filter(None, [as_text(manifest.get("runtime"))]))
 
 
 # Restoring a journal entry: later entries that wrote the same files are rolled back with it.
@@ -156,17 +148,14 @@ def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
     """
     groups: dict[tuple[str, str], tuple[Entry, ...]] = {}
     for entry in journal.active():
-        key = name_of(entry.manifest), as_text(entry.manifest.get("config"))
-        operation = entry.manifest.get("operation")
-        if operation not in (OPERATION, REMOVAL):
+        key = name_of(entry), entry.config
+        if entry.operation not in (OPERATION, REMOVAL):
             continue
-        before, names = groups.get(key, ()), set(runtimes_of(entry.manifest))
-        if operation == OPERATION:
+        before, names = groups.get(key, ()), set(entry.runtime_names)
+        if entry.operation == OPERATION:
             groups[key] = (*before, entry)
         else:
-            groups[key] = tuple(
-                earlier for earlier in before if not names.issuperset(runtimes_of(earlier.manifest))
-            )
+            groups[key] = tuple(earlier for earlier in before if not names.issuperset(earlier.runtime_names))
     return {key: entries for key, entries in groups.items() if entries}
 
 
@@ -185,10 +174,8 @@ def _with_later(journal: Journal, entry: Entry) -> tuple[Entry, ...]:
 
 def _refuse_other_engines(host: Host, entry: Entry, entries: tuple[Entry, ...]) -> None:
     """Only one engine is queried and restarted; an entry of another one must be rolled back first."""
-    keys = ("engine", "manager", "config")
-    desired = tuple(entry.manifest.get(key) or "" for key in keys)
     for later in entries:
-        if tuple(later.manifest.get(key) or "" for key in keys) != desired:
+        if (later.engine, later.manager, later.config) != (entry.engine, entry.manager, entry.config):
             raise ConfigError(
                 f"{later.id} wrote the same files later, for something else; nothing was restored",
                 hint=f"roll that back first: {rollback_command(host, later.id)}",

@@ -395,7 +395,7 @@ def test_restart_command_is_used_only_for_the_named_engine(
     monkeypatch.setattr(Restarter, "perform", perform)
     manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "mine"}
     request = Request(("docker",), restart_command="sv restart docker")
-    engine_restart(host, SilentProgress(), request)(Entry("1", "/none", manifest))
+    engine_restart(host, SilentProgress(), request)(Entry.of("1", "/none", manifest))
     assert used == [command]
 
 
@@ -406,5 +406,5 @@ def test_engine_that_does_not_restart_after_a_recovery_is_an_error_with_a_comman
     monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, [BEFORE]))
     manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "false"}
     with pytest.raises(DaemonError, match="docker could not be restarted: false failed") as caught:
-        engine_restart(host, SilentProgress())(Entry("1", "/none", manifest))
+        engine_restart(host, SilentProgress())(Entry.of("1", "/none", manifest))
     assert caught.value.hint.startswith("see why")
