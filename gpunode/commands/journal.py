@@ -46,7 +46,7 @@ from gpunode.output.result import Block, Cell, Diff, Progress, Result, Style, Ta
 from gpunode.runtime import find
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Active, Engine, Plan, Request
-from gpunode.runtime.removal import Past, cdi_users, past
+from gpunode.runtime.removal import RollbackPlan, cdi_users, plan_rollback
 from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, edit_blocks, shown
 
 journal_app = command_group("List the changes that gpunode made on this node.", default="list")
@@ -208,7 +208,7 @@ def obstacle(journal: Journal, entry: Entry) -> str:
     if entry.state != "committed":
         return "it is already rolled back" if entry.state == "rolled-back" else f"it is {entry.state}"
     try:
-        past(journal.host, journal, entry)
+        plan_rollback(journal, entry)
     except GpunodeError as error:
         return error.message.removesuffix("; nothing was restored")
     return ""
@@ -285,7 +285,7 @@ def _file(
     current = digest(present)
     now = "ours" if current == file.after else "before" if current == file.before else "changed"
     try:
-        before = journal.original(entry, file)
+        before = journal.content_before(entry, file)
         after = present if now == "ours" else _written(journal, entry, file, entries)
     except ConfigError as error:
         return JournalFile(path, action, now, "", error.message)
@@ -301,7 +301,7 @@ def _written(journal: Journal, entry: Entry, file: JournalledFile, entries: Sequ
     for later in entries:
         for later_file in later.files if later.sequence > entry.sequence else ():
             if later_file.path == file.path and later_file.before == file.after:
-                return journal.original(later, later_file)
+                return journal.content_before(later, later_file)
     return None
 
 
@@ -348,22 +348,22 @@ def roll_back(
         return _files_only(host, entry, progress, dry_run=request.dry_run)
 
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
-        to_restore = past(host, journal, entry)
+        rollback_plan = plan_rollback(journal, entry)
 
         def plan(active: Active | None) -> Plan:
-            return to_restore.plan(engines[0], to_restore.names, active, to_restore.units)
+            return rollback_plan.engine_plan(engines[0], rollback_plan.names, active, rollback_plan.units)
 
         def is_active(active: Active) -> bool:
-            return all(_is_as_before(active, entry, name) for name in to_restore.names)
+            return all(_is_as_before(active, entry, name) for name in rollback_plan.names)
 
         intent = Intent(
             "rollback",
-            to_restore.names,
+            rollback_plan.names,
             plan,
             is_active,
             kind="Rollback",
-            done=lambda: to_restore.finish(journal),
-            notes=(*_later_changes(to_restore), *_users_of_removed_files(to_restore, journal)),
+            done=lambda: rollback_plan.finish(journal),
+            notes=(*_later_changes(rollback_plan), *_users_of_removed_files(rollback_plan, journal)),
         )
         return (intent,)
 
@@ -417,18 +417,18 @@ def _content(host: Host, path: str) -> bytes | None:
 def _files_only(host: Host, entry: Entry, progress: Progress, *, dry_run: bool) -> Result:
     """Restore an entry that belongs to no engine: no daemon is queried or restarted."""
     journal = Journal.of(host)
-    to_restore = functools.cache(lambda: past(host, journal, entry))  # read once, under the lock
+    rollback_plan = functools.cache(lambda: plan_rollback(journal, entry))  # read once, under the lock
     changed = change_files(
         host,
         "rollback",
-        lambda: to_restore().edits,
+        lambda: rollback_plan().edits,
         engine_restart(host, progress),
         context={"config": entry.config},
         named_units=entry.units,
-        done=lambda: to_restore().finish(journal),
+        done=lambda: rollback_plan().finish(journal),
         dry_run=dry_run,
     )
-    notes = (*changed.notes, *_later_changes(to_restore()))
+    notes = (*changed.notes, *_later_changes(rollback_plan()))
     return _files_result(entry, changed.edits, notes, changed.journal, dry_run=dry_run)
 
 
@@ -471,17 +471,17 @@ def _is_as_before(active: Active, entry: Entry, name: str) -> bool:
     return has == entry.had_runtime and (has or active.default != name)
 
 
-def _later_changes(to_restore: Past) -> tuple[str, ...]:
+def _later_changes(rollback_plan: RollbackPlan) -> tuple[str, ...]:
     """Warning that names later changes of the same files, which are undone too."""
-    later = [entry.id for entry in to_restore.entries if entry is not to_restore.entry]
+    later = [entry.id for entry in rollback_plan.entries if entry is not rollback_plan.oldest]
     return (f"this rolls back later changes as well: {', '.join(later)}",) if later else ()
 
 
-def _users_of_removed_files(to_restore: Past, journal: Journal) -> tuple[str, ...]:
+def _users_of_removed_files(rollback_plan: RollbackPlan, journal: Journal) -> tuple[str, ...]:
     """Warning that names other engines that use the removed CDI specification."""
-    engine = find.name_of(to_restore.entry)
+    engine = find.name_of(rollback_plan.oldest)
     users = [name for name in cdi_users(journal) if name != engine]
-    removed = [edit.path for edit in to_restore.edits if edit.generated and edit.after is None]
+    removed = [edit.path for edit in rollback_plan.edits if edit.generated and edit.after is None]
     if not users or not removed:
         return ()
     names = ", ".join(users)

@@ -76,7 +76,7 @@ from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit
 from gpunode.runtime import find
 from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Request
-from gpunode.runtime.removal import configured, restoring
+from gpunode.runtime.removal import configured
 from gpunode.runtime.workflow import edit_blocks, shown
 
 KIND = "Reset"
@@ -214,7 +214,7 @@ def _steps(host: Host, request: ResetRequest, progress: Progress) -> Iterator[No
 class ResetPart:
     """Files and systemd units of one kind.
 
-    `operations` are those of the journal that wrote the files; `own` returns the edits that remove files
+    `operations` are those of the journal that wrote the files; `removals` returns the edits that remove files
     which gpunode's mark identifies. `units` are stopped and disabled. `command` does about the same manually;
     if it is empty, a rollback does.
     """
@@ -222,7 +222,7 @@ class ResetPart:
     name: str
     command: str = ""
     operations: tuple[str, ...] = ()
-    own: Callable[[Host], Sequence[FileEdit]] = lambda _host: ()
+    removals: Callable[[Host], Sequence[FileEdit]] = lambda _host: ()
     units: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
@@ -296,14 +296,13 @@ def _journal_command(entry: str) -> str:
 
 
 def _planned(host: Host, part: ResetPart, entries: Sequence[Entry]) -> PartPlan:
-    restored, changed_since = restoring(host, Journal.of(host), entries)
-    edits = {edit.path: edit for edit in restored if edit.path not in changed_since}
-    edits |= {edit.path: edit for edit in part.own(host)}
+    undo = Journal.of(host).plan_undo(entries)
+    edits = {edit.path: edit for edit in (*undo.edits, *part.removals(host))}
     foreign = {
         file.path: entry.id
         for entry in entries
         for file in entry.files
-        if file.path in changed_since and file.path not in edits
+        if file.path in undo.foreign and file.path not in edits
     }
     states = _unit_states(host, part.units)
     stop = tuple(
@@ -366,8 +365,8 @@ def _undo_files(host: Host, progress: Progress, part: ResetPart, planned: Callab
 
     def done() -> None:
         for entry in plan.undone:
-            journal.own(entry)
-            journal.tidy(entry)
+            journal.restore_owners(entry)
+            journal.remove_created_directories(entry)
 
     changed = change_files(
         host,
@@ -422,7 +421,7 @@ _DOCTOR = ResetPart(
     "doctor-timer", f"systemctl disable --now {_DOCTOR_TIMER}", units=(_DOCTOR_TIMER, _DOCTOR_SERVICE)
 )
 # a run of the service that has not ended would write the file again
-_METRICS_FILE = ResetPart("doctor-metrics", f"rm {METRICS}", own=_metrics_file, needs=(_DOCTOR.name,))
+_METRICS_FILE = ResetPart("doctor-metrics", f"rm {METRICS}", removals=_metrics_file, needs=(_DOCTOR.name,))
 _MIG = ResetPart(
     "mig-at-boot", f"systemctl disable --now {mig_boot.UNIT}", ("mig-persist",), _mig_unit, (mig_boot.UNIT,)
 )

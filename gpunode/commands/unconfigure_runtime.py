@@ -33,9 +33,9 @@ from gpunode.output.result import Progress, Result
 from gpunode.runtime.engine import Active, Engine, Plan, Request, UnwantedConfig
 from gpunode.runtime.find import name_of_daemon
 from gpunode.runtime.removal import (
-    Past,
+    RollbackPlan,
     cdi_users,
-    original_files,
+    plan_rollback_of_runtimes,
     previous_default,
     switched_cdi,
 )
@@ -61,16 +61,16 @@ def unconfigure(
     def prepare(engines: tuple[Engine, ...], journal: Journal) -> tuple[Intent, ...]:
         # once a run: finding them starts the program of each installed engine
         cdi_paths = functools.cache(functools.partial(_cdi_paths, host))
-        past = {
+        rollbacks = {
             engine.daemon.config_path: functools.cache(
-                functools.partial(original_files, engine, journal, names)
+                functools.partial(plan_rollback_of_runtimes, engine, journal, names)
             )
             for engine in engines
         }
         # one journal entry has the files that all share
         shared = functools.cache(
             lambda: _shared(
-                journal, engines, [read_original() for read_original in past.values()], cdi, cdi_paths()
+                journal, engines, [plan_rollback() for plan_rollback in rollbacks.values()], cdi, cdi_paths()
             )
         )
         return tuple(
@@ -80,7 +80,7 @@ def unconfigure(
                 names,
                 cdi,
                 cdi_paths,
-                past[engine.daemon.config_path],
+                rollbacks[engine.daemon.config_path],
                 shared if engine is engines[0] else lambda: NOTHING_SHARED,
             )
             for engine in engines
@@ -103,12 +103,14 @@ NOTHING_SHARED = SharedChange()
 def _shared(
     journal: Journal,
     engines: tuple[Engine, ...],
-    past: Sequence[Past],
+    rollbacks: Sequence[RollbackPlan],
     cdi: bool,
     cdi_paths: tuple[str, ...],
 ) -> SharedChange:
     """Removed on request, else restored to the state before these engines, unless another one needs them."""
-    restored = {edit.path: edit for original in past for edit in original.edits if edit.path in cdi_paths}
+    restored = {
+        edit.path: edit for rollback in rollbacks for edit in rollback.edits if edit.path in cdi_paths
+    }
     own_files = {edit.path: edit for edit in _own_files(engines[0].host, cdi_paths)}
     if cdi:
         return SharedChange(tuple({**own_files, **restored}.values()))
@@ -131,17 +133,17 @@ def _removal(
     names: tuple[str, ...],
     cdi: bool,
     cdi_paths: Callable[[], tuple[str, ...]],
-    read_original: Callable[[], Past],
+    plan_rollback: Callable[[], RollbackPlan],
     shared: Callable[[], SharedChange],
 ) -> Intent:
     def plan(active: Active | None) -> Plan:
-        own, beside = _own(engine, journal, names, cdi, cdi_paths, read_original(), active), shared()
+        own, beside = _own(engine, journal, names, cdi, cdi_paths, plan_rollback(), active), shared()
         full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
         return replace(full, notes=(*full.notes, *beside.notes))
 
     def done() -> None:
-        for entry in read_original().entries:
-            journal.tidy(entry)
+        for entry in plan_rollback().entries:
+            journal.remove_created_directories(entry)
 
     return Intent(REMOVAL, names, plan, lambda active: active.lacks(names), done=done)
 
@@ -152,14 +154,14 @@ def _own(
     names: tuple[str, ...],
     cdi: bool,
     cdi_paths: Callable[[], tuple[str, ...]],
-    original: Past,
+    rollback: RollbackPlan,
     active: Active | None,
 ) -> Plan:
     """The plan for the engine's files: as they were before, or without the runtimes."""
     own_cdi = switched_cdi(engine, journal, names)
-    edits = tuple(edit for edit in original.edits if edit.path not in cdi_paths())
+    edits = tuple(edit for edit in rollback.edits if edit.path not in cdi_paths())
     if edits and (own_cdi or not cdi):  # the earlier file may have another tool's switch
-        restored = replace(original, edits=edits).plan(engine, names, active)
+        restored = rollback._replace(edits=edits).engine_plan(engine, names, active)
         if _loads(engine, restored):
             return restored
     previous = previous_default(engine, journal, names)

@@ -16,7 +16,7 @@ import shlex
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
@@ -104,6 +104,13 @@ class ActiveBefore(NamedTuple):
 
     handlers: tuple[object, ...] = ()
     default: object = None
+
+
+class UndoPlan(NamedTuple):
+    """The edits that undo some entries, and the `foreign` files, which another program changed since."""
+
+    edits: tuple[FileEdit, ...]
+    foreign: tuple[str, ...]
 
 
 class Entry(NamedTuple):
@@ -240,7 +247,7 @@ class Journal:
             directory = directory.rpartition("/")[0]
         return tuple(missing)
 
-    def tidy(self, entry: Entry) -> None:
+    def remove_created_directories(self, entry: Entry) -> None:
         """Remove the directories that an operation created, if they are empty."""
         directories = {path for file in entry.files for path in file.directories}
         for path in sorted(directories, key=len, reverse=True):
@@ -312,7 +319,7 @@ class Journal:
             return "this is your own journal; for the node's run it with sudo"
         return ""
 
-    def original(self, entry: Entry, file: JournalledFile) -> bytes | None:
+    def content_before(self, entry: Entry, file: JournalledFile) -> bytes | None:
         """A file's bytes before the operation, None if it didn't exist. `ConfigError` for a damaged copy."""
         if not file.existed:
             return None
@@ -324,59 +331,69 @@ class Journal:
             )
         return data
 
-    def foreign(self, entry: Entry) -> tuple[str, ...]:
-        """Files that another program changed since: they hold neither the old content nor gpunode's."""
-        return tuple(file.path for file in entry.files if self._state_of(file) == "foreign")
+    def plan_undo(self, entries: Sequence[Entry], *, recovery: bool = False) -> UndoPlan:
+        """How the files of `entries`, newest first, get the content that they had before all of them.
 
-    def _state_of(self, file: JournalledFile) -> str:
-        try:
-            return state_of(file, self.host.read_bytes(file.path))
-        except ConfigError:
-            return "foreign"  # now a directory, a pipe or a loop of links, which gpunode never creates
-
-    def originals(self, entry: Entry) -> Mapping[str, tuple[bytes | None, bytes | None]]:
-        """Present and original content of every file that still holds what gpunode wrote, by path.
-
-        `ConfigError` if the copy of any of them is damaged.
+        A file that still holds what an entry wrote gets what it held before that entry. `ConfigError` if the
+        copy of that is damaged, and for a path that is now a directory, a pipe or a loop of links, which
+        gpunode never creates; in a `recovery`, which must go on, such a path is foreign.
         """
-        contents: dict[str, tuple[bytes | None, bytes | None]] = {}
-        for file in entry.files:
-            try:
-                present = self.host.read_bytes(file.path)
-            except ConfigError:
-                continue  # see `_state_of`
-            if state_of(file, present) == "ours":
-                contents[file.path] = present, self.original(entry, file)
-        return contents
+        edits: dict[str, FileEdit] = {}
+        foreign: dict[str, bool] = {}
+        for entry in entries:
+            for file in entry.files:
+                path = file.path
+                try:
+                    edit = edits.get(path) or self._unchanged(path)
+                except ConfigError:
+                    if not recovery:
+                        raise
+                    foreign[path] = True
+                    continue
+                state = state_of(file, edit.after)
+                # a file with the original content of an older entry is restored already
+                foreign[path] = state == "foreign" or (foreign.get(path, False) and state == "ours")
+                after = self.content_before(entry, file) if state == "ours" else edit.after
+                edits[path] = replace(edit, after=after, generated=file.generated, beside=file.beside)
+        return UndoPlan(
+            tuple(edit for path, edit in edits.items() if not foreign[path]),
+            tuple(path for path, is_foreign in foreign.items() if is_foreign),
+        )
 
-    def restore(self, entry: Entry) -> None:
-        """Restore every file that still holds what gpunode wrote; files that others changed stay as they are.
+    def _unchanged(self, path: str) -> FileEdit:
+        content = self.host.read_bytes(path)
+        return FileEdit(path, content, content)
 
-        No file is written if the copy of any is damaged.
+    def restore_files(self, entry: Entry) -> tuple[str, ...]:
+        """Restore every file that still holds what gpunode wrote, with its owner and mode.
+
+        Returns the paths of those that another program changed, which stay as they are. No file is written if
+        the copy of any is damaged.
         """
-        contents = self.originals(entry)
+        edits = {edit.path: edit for edit in self.plan_undo((entry,), recovery=True).edits}
         for file in entry.files:
-            if file.path in contents:
-                self._restore_file(file, *contents[file.path])
-        self.tidy(entry)
+            if file.path in edits and edits[file.path].action != "unchanged":
+                self._restore_file(entry, file, edits[file.path])
+        self.remove_created_directories(entry)
+        return self.plan_undo((entry,), recovery=True).foreign
 
-    def _restore_file(self, file: JournalledFile, present: bytes | None, original: bytes | None) -> None:
-        """Restore one file, unless it no longer holds `present`."""
+    def _restore_file(self, entry: Entry, file: JournalledFile, edit: FileEdit) -> None:
+        """Carry out the edit of one file, unless another program changes the file meanwhile."""
         try:
-            if original is not None:
-                self._write_original(file, original, expect=present or b"")
-            elif self.host.read_bytes(file.path) == present:
+            if edit.after is not None:
+                self._write_original(file, edit.after, expect=edit.before or b"")
+            elif self.host.read_bytes(file.path) == edit.before:
                 self.host.remove(file.path)
         except PreconditionError as error:
-            if error.code != "planted-link" or original is None:
+            if error.code != "planted-link" or edit.after is None:
                 raise
-            self._write_original(file, original)  # replaces another user's symlink, so there is no content
+            self._write_original(file, edit.after)  # replaces another user's symlink, so there is no content
         except GpunodeError:
-            if self._state_of(file) != "foreign":
+            if file.path not in self.plan_undo((entry,), recovery=True).foreign:
                 raise
 
-    def own(self, entry: Entry) -> None:
-        """Restore the owner and mode of restored files."""
+    def restore_owners(self, entry: Entry) -> None:
+        """Restore the owner and mode of files whose content was restored."""
         for file in entry.files:
             status = self.host.stat(file.path)
             then = (file.uid, file.gid, file.mode)

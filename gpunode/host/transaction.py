@@ -6,9 +6,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpunode.errors import (
     ConfigError,
@@ -198,9 +198,8 @@ def write(host: Host, edit: FileEdit, content: bytes | None, expect: bytes | Non
     host.write_atomic(edit.path, content, expect=expect or b"", above=True)
 
 
-@dataclass(frozen=True)
-class Restored:
-    """Result of restoring an entry.
+class RollbackReport(NamedTuple):
+    """What the rollback of an entry could not restore.
 
     An error by path for each file that another program changed, which is left unchanged; and the errors of
     systemd's units and of the daemon.
@@ -216,30 +215,26 @@ class Restored:
         return (*self.foreign.values(), *filter(None, (self.daemon, self.units)))
 
 
-def restore(
-    journal: Journal,
-    entry: Entry,
-    restart: Restart,
-    state: str = "rolled-back",
-) -> Restored:
+def roll_back_entry(
+    journal: Journal, entry: Entry, restart: Restart, state: str = "rolled-back"
+) -> RollbackReport:
     """Restore an entry's files and units, then restart its daemon; `state` is the entry's state afterwards.
 
     `ConfigError`, before anything is changed, if a copy is damaged.
     """
     host = journal.host
-    journal.originals(entry)
+    journal.plan_undo((entry,), recovery=True)
     with uninterrupted():
         if entry.state not in OPEN_STATES:
             entry = journal.mark(entry, "applied")  # if this run is killed, the next one continues
         units = UnitChanges.of_restoring(entry)
         units.before_files(host)
-        journal.restore(entry)
-        foreign = {path: _changed(entry, path) for path in journal.foreign(entry)}
+        foreign = {path: _foreign_error(entry, path) for path in journal.restore_files(entry)}
         daemon = _error_of(lambda: restart(entry))
         enabling = _error_of(lambda: units.after_files(host))
         states = _error_of(lambda: restore_unit_states(host, entry.units_before))
         journal.mark(entry, state)
-    return Restored(foreign, enabling or states, daemon)
+    return RollbackReport(foreign, enabling or states, daemon)
 
 
 def _error_of(do: Callable[[], None]) -> GpunodeError | None:
@@ -250,7 +245,7 @@ def _error_of(do: Callable[[], None]) -> GpunodeError | None:
     return None
 
 
-def _changed(entry: Entry, path: str) -> ConfigError:
+def _foreign_error(entry: Entry, path: str) -> ConfigError:
     backup = next(file.backup for file in entry.files if file.path == path)
     look = f"diff {entry.directory}/{backup} {path}" if backup else f"ls -l {path}"
     return ConfigError(
@@ -356,14 +351,14 @@ class Transaction:
             return
         state = "committed" if self.stays else "rolled-back"
         try:
-            restored = restore(self.journal, self.entry, self._restart, state)
+            report = roll_back_entry(self.journal, self.entry, self._restart, state)
         except (GpunodeError, OSError) as failure:
             hint = f"correct it, then run: {rollback_command(self.journal.host, self.entry.id)}"
             message = f"{_message(error)}; not rolled back: {_message(failure)}"
             raise NotRestoredError(message, hint=hint) from error
         self.rolled_back = True
-        written = {path: problem for path, problem in restored.foreign.items() if path in self._written}
-        problems = replace(restored, foreign=written).problems
+        written = {path: problem for path, problem in report.foreign.items() if path in self._written}
+        problems = report._replace(foreign=written).problems
         if problems:
             raise not_restored(error, problems) from error
 
@@ -402,10 +397,10 @@ def recover(host: Host, journal: Journal, restart: Restart) -> tuple[str, ...]:
             journal.mark(entry, state)
             notes.append(f"{killed}; {what}")
             continue
-        restored = restore(journal, entry, restart)
+        report = roll_back_entry(journal, entry, restart)
         notes.append(f"{killed}; its files were rolled back")
-        notes += [f"{problem.message}; {problem.hint}" for problem in restored.problems]
-        if restored.daemon is not None:
+        notes += [f"{problem.message}; {problem.hint}" for problem in report.problems]
+        if report.daemon is not None:
             journal.mark(entry, entry.state)
             notes.append(f"the next run tries again, or run: {rollback_command(host, entry.id)}")
     return tuple(notes)

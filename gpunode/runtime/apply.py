@@ -23,7 +23,7 @@ from gpunode.facts.registry import DISTRIBUTIONS
 from gpunode.facts.users import places
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal
-from gpunode.host.transaction import Restart, Transaction, not_restored, restore, write
+from gpunode.host.transaction import Restart, Transaction, not_restored, roll_back_entry, write
 from gpunode.output.result import Progress
 from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Plan, Request
@@ -305,7 +305,7 @@ def roll_back_all(
         try:
             entry = next(entry for entry in journal.entries() if entry.id == applied.journal)
             restart = functools.partial(_restart_with_old_files, job)
-            remaining = restore(journal, entry, restart).problems
+            remaining = roll_back_entry(journal, entry, restart).problems
         except GpunodeError as failure:  # the others must be rolled back all the same
             remaining = (GpunodeError(f"{engine} was not rolled back: {failure.message}", hint=failure.hint),)
         else:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.host import Host
-from gpunode.host.journal import Entry, FileEdit, Journal, rollback_command, state_of
+from gpunode.host.journal import Entry, FileEdit, Journal, rollback_command
 from gpunode.output.typed import as_text
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.find import name_of
 from gpunode.runtime.workflow import OPERATION, REMOVAL
 
 
-@dataclass(frozen=True)
-class Past:
+class RollbackPlan(NamedTuple):
     """Edits that restore files byte for byte, and the entries that they roll back, the newest first."""
 
     entries: tuple[Entry, ...] = ()
     edits: tuple[FileEdit, ...] = ()
 
     @property
-    def entry(self) -> Entry:
-        """The oldest entry: the files are restored to the time before it."""
+    def oldest(self) -> Entry:
+        """The files are restored to the time before this entry."""
         return self.entries[-1]
 
     @property
@@ -37,7 +36,7 @@ class Past:
         """The systemd units that any of the entries added or removed."""
         return tuple(dict.fromkeys(unit for entry in self.entries for unit in entry.units))
 
-    def plan(
+    def engine_plan(
         self, engine: Engine, names: tuple[str, ...], active: Active | None, units: tuple[str, ...] = ()
     ) -> Plan:
         """The engine's plan around the edits of its own files, plus the other files."""
@@ -48,23 +47,22 @@ class Past:
     def finish(self, journal: Journal) -> None:
         """Restore the owners and modes of the files; the entries count as rolled back."""
         for entry in self.entries:
-            journal.own(entry)
-            journal.tidy(entry)
+            journal.restore_owners(entry)
+            journal.remove_created_directories(entry)
             journal.mark(entry, "rolled-back")
 
 
-def original_files(engine: Engine, journal: Journal, names: tuple[str, ...]) -> Past:
-    """The files as they were without `names`; empty if gpunode didn't write their present content.
+def plan_rollback_of_runtimes(engine: Engine, journal: Journal, names: tuple[str, ...]) -> RollbackPlan:
+    """The rollback to before `names` were added; empty if gpunode didn't write the files' present content.
 
     Several runs may have written, so it undoes entry by entry until the files have none of the runtimes.
     """
     entries = _entries(engine, journal, names)[::-1]
     first = next((n for n, entry in enumerate(entries, 1) if not entry.had_runtime), 0)
-    undone = entries[:first]
-    edits, foreign = restoring(engine.host, journal, undone)
+    edits, foreign = journal.plan_undo(entries[:first])
     if foreign:
-        return Past()
-    return Past(undone, tuple(edit for edit in edits if edit.action != "unchanged"))
+        return RollbackPlan()
+    return RollbackPlan(entries[:first], tuple(edit for edit in edits if edit.action != "unchanged"))
 
 
 def previous_default(engine: Engine, journal: Journal, names: tuple[str, ...]) -> str:
@@ -106,39 +104,17 @@ def _entries(engine: Engine, journal: Journal, names: tuple[str, ...]) -> tuple[
 # Restoring a journal entry: later entries that wrote the same files are rolled back with it.
 
 
-def past(host: Host, journal: Journal, entry: Entry) -> Past:
+def plan_rollback(journal: Journal, entry: Entry) -> RollbackPlan:
     """The rollback to before `entry`. `ConfigError` if another program changed one of its files since."""
     entries = _with_later(journal, entry)
-    _refuse_other_engines(host, entry, entries)
-    edits, foreign = restoring(host, journal, entries)
+    _refuse_other_engines(journal.host, entry, entries)
+    edits, foreign = journal.plan_undo(entries)
     if foreign:
         raise ConfigError(
             f"{', '.join(foreign)} changed after {entry.id}; nothing was restored",
             hint=f"see what gpunode had written: gpunode journal show {entry.id}",
         )
-    return Past(entries, edits)
-
-
-def restoring(
-    host: Host, journal: Journal, entries: Sequence[Entry]
-) -> tuple[tuple[FileEdit, ...], tuple[str, ...]]:
-    """The edits that restore the files of `entries`, which are newest first, as they were before all of them;
-    and the paths of files that another program changed since."""
-    now: dict[str, bytes | None] = {}
-    then: dict[str, bytes | None] = {}
-    kinds: dict[str, tuple[bool, bool]] = {}
-    foreign: dict[str, bool] = {}
-    for entry in entries:
-        for file in entry.files:
-            path = file.path
-            present = then.get(path, now.setdefault(path, host.read_bytes(path)))
-            state = state_of(file, present)
-            # a file with the original content of an older entry is restored already
-            foreign[path] = state == "foreign" or (foreign.get(path, False) and state == "ours")
-            then[path] = journal.original(entry, file) if state == "ours" else present
-            kinds[path] = file.generated, file.beside
-    edits = tuple(FileEdit(path, now[path], then[path], None, None, *kinds[path]) for path in then)
-    return edits, tuple(path for path, changed in foreign.items() if changed)
+    return RollbackPlan(entries, edits)
 
 
 def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:

@@ -18,7 +18,6 @@ from gpunode.commands.reset import METRICS, MPS_DROP_IN, PACKAGED_MPS_DROP_IN
 from gpunode.host import Host
 from gpunode.host.journal import Journal
 from gpunode.plugin.service import MARKER, UNIT_FILE
-from gpunode.runtime.removal import restoring
 from tests.cli import REPOSITORY, Ran, command, gpunode
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
@@ -258,7 +257,7 @@ def test_a_file_that_holds_what_an_older_entry_found_is_restored_already(root: P
     assert set(states(plan(root))) == {"runtime-docker"}
     journal = Journal.of(Host(root=root))
     entries = [one for one in journal.entries() if one.manifest["operation"] == "toolkit-config"]
-    edits, foreign = restoring(journal.host, journal, entries[::-1])
+    edits, foreign = journal.plan_undo(entries[::-1])
     assert [edit.action for edit in edits] == ["unchanged"] and foreign == ()
 
 

@@ -55,7 +55,7 @@ def test_restore_writes_old_bytes_and_mode_and_removes_created_files(host: Host,
     (tmp_path / "etc/a").chmod(0o600)
     journal, name = applied_edits(host, FileEdit("/etc/a", b"old", b"new"), FileEdit("/etc/b", None, b"new"))
     (tmp_path / "etc/a").chmod(0o666)
-    journal.restore(journal.unfinished()[0])
+    journal.restore_files(journal.unfinished()[0])
     assert (tmp_path / "etc/a").read_bytes() == b"old"
     assert stat.S_IMODE((tmp_path / "etc/a").stat().st_mode) == 0o600
     assert not (tmp_path / "etc/b").exists()
@@ -65,7 +65,7 @@ def test_restore_writes_old_bytes_and_mode_and_removes_created_files(host: Host,
 def test_removed_file_is_restored(host: Host, tmp_path: Path) -> None:
     journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", None))
     assert not (tmp_path / "etc/a").exists()
-    journal.restore(journal.unfinished()[0])
+    journal.restore_files(journal.unfinished()[0])
     assert (tmp_path / "etc/a").read_bytes() == b"old"
 
 
@@ -73,8 +73,8 @@ def test_later_edit_of_another_user_is_never_overwritten(host: Host, tmp_path: P
     journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", b"new"))
     (tmp_path / "etc/a").write_bytes(b"theirs")
     entry = journal.unfinished()[0]
-    assert journal.foreign(entry) == ("/etc/a",)
-    journal.restore(entry)
+    assert journal.plan_undo([entry], recovery=True) == ((), ("/etc/a",))
+    assert journal.restore_files(entry) == ("/etc/a",)
     assert (tmp_path / "etc/a").read_bytes() == b"theirs"
 
 
@@ -82,7 +82,7 @@ def test_interim_text_counts_as_ours(host: Host, tmp_path: Path) -> None:
     journal, _ = applied_edits(host, FileEdit("/etc/a", b"old", b"new", interim=b"between", undo=b"back"))
     for text in (b"between", b"back"):
         (tmp_path / "etc/a").write_bytes(text)
-        journal.restore(journal.unfinished()[0])
+        journal.restore_files(journal.unfinished()[0])
         assert (tmp_path / "etc/a").read_bytes() == b"old"
 
 
@@ -91,7 +91,7 @@ def test_damaged_backup_is_refused(host: Host, tmp_path: Path) -> None:
     entry = journal.unfinished()[0]
     (tmp_path / entry.directory.lstrip("/") / entry.files[0].backup).write_bytes(b"rot")
     with pytest.raises(ConfigError, match="damaged"):
-        journal.restore(entry)
+        journal.restore_files(entry)
     assert (tmp_path / "etc/a").read_bytes() == b"new"
 
 
@@ -231,7 +231,7 @@ def test_nothing_is_restored_if_one_backup_is_damaged(host: Host, tmp_path: Path
         host.write_atomic(edit.path, b"2")
     (tmp_path / entry.directory.lstrip("/") / "01-b").write_text("?")
     with pytest.raises(ConfigError, match="damaged") as caught:
-        journal.restore(entry)
+        journal.restore_files(entry)
     assert f"rm -r {entry.directory}" in caught.value.hint
     assert host.read_bytes("/etc/a") == b"2"
 
@@ -241,6 +241,16 @@ def test_directory_in_place_of_the_file_is_foreign(host: Host, tmp_path: Path) -
     (tmp_path / "etc/a").unlink(missing_ok=True)
     (tmp_path / "etc/a").mkdir(parents=True)
     entry = journal.entries()[0]
-    assert journal.foreign(entry) == ("/etc/a",)
-    journal.restore(entry)
+    assert journal.plan_undo([entry], recovery=True) == ((), ("/etc/a",))
+    assert journal.restore_files(entry) == ("/etc/a",)
     assert (tmp_path / "etc/a").is_dir()
+    with pytest.raises(ConfigError, match=r"can.t read /etc/a"):  # the user asks for this rollback
+        journal.plan_undo([entry])
+
+
+def test_several_entries_are_undone_to_the_content_before_all_of_them(host: Host, tmp_path: Path) -> None:
+    for before, after in ((b"1", b"2"), (b"2", b"3")):
+        edits = FileEdit("/etc/a", before, after), FileEdit("/etc/b", before, after)
+        journal, _ = applied_edits(host, *edits)
+    (tmp_path / "etc/b").write_bytes(b"theirs")
+    assert journal.plan_undo(journal.entries()[::-1]) == ((FileEdit("/etc/a", b"3", b"1"),), ("/etc/b",))

@@ -22,7 +22,7 @@ from gpunode.host.transaction import (
     begin,
     change_files,
     recover,
-    restore,
+    roll_back_entry,
     uninterrupted,
 )
 from tests.silent import SilentProgress
@@ -109,19 +109,17 @@ def test_killed_rollback_of_a_committed_change_is_finished_by_the_next_run(
     host: Host, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     journal, entry = Journal.of(host), committed(host)
-    restored = Journal._restore_file
+    restore_file = Journal._restore_file
 
-    def killed_at_b(
-        self: Journal, file: JournalledFile, present: bytes | None, original: bytes | None
-    ) -> None:
+    def killed_at_b(self: Journal, entry: Entry, file: JournalledFile, edit: FileEdit) -> None:
         if file.path == B.path:
             die()
-        restored(self, file, present, original)
+        restore_file(self, entry, file, edit)
 
     with monkeypatch.context() as patch:
         if when == "between the files":
             patch.setattr(Journal, "_restore_file", killed_at_b)
-        killed(lambda: restore(journal, entry, die))
+        killed(lambda: roll_back_entry(journal, entry, die))
     assert contents(host)[0] == b"old" and states(host) == ["applied"]
     restarted: list[str] = []
     recover(host, journal, lambda one: restarted.append(one.state))
@@ -132,7 +130,7 @@ def test_damaged_backup_leaves_a_committed_change_unchanged(host: Host) -> None:
     journal, entry = Journal.of(host), committed(host)
     host.write_atomic(f"{entry.directory}/01-b", b"damaged")
     with pytest.raises(ConfigError, match="damaged"):
-        restore(journal, entry, nothing)
+        roll_back_entry(journal, entry, nothing)
     assert (contents(host), states(host)) == ([b"new", b"new"], ["committed"])
 
 
@@ -154,10 +152,10 @@ def test_files_changed_by_others_are_named_and_no_rollback_is_claimed(host: Host
 def test_failing_rollback_keeps_the_first_error_and_names_the_next_command(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_journal: Journal, _entry: Entry) -> None:
+    def refuse(_journal: Journal, _entry: Entry) -> tuple[str, ...]:
         raise PreconditionError("can't write /etc/a: it is immutable")
 
-    monkeypatch.setattr(Journal, "restore", refuse)
+    monkeypatch.setattr(Journal, "restore_files", refuse)
     with pytest.raises(NotRestoredError, match="no start; not rolled back: can't write /etc/a") as caught:
         change_files(host, "test", lambda: (A, B), nothing, activate=fail)
     (entry,) = Journal.of(host).entries()
@@ -190,9 +188,9 @@ def test_file_changed_during_the_restore_is_kept(
             write(self, B.path, b"theirs")
 
     monkeypatch.setattr(Host, "write_atomic", race)
-    restored = restore(journal, change.open(), nothing)
+    report = roll_back_entry(journal, change.open(), nothing)
     assert contents(host) == [b"old", b"theirs"]
-    assert list(restored.foreign) == [B.path]
+    assert list(report.foreign) == [B.path]
 
 
 def not_up(_entry: Entry) -> None:

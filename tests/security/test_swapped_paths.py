@@ -229,9 +229,9 @@ def test_private_file_in_a_shared_directory_stays_private_and_is_restored(
         change_files(host, "test", lambda: [edit], lambda _entry: None, activate=look)
     assert seen == [(file[2], "after")]
     if not fails:
-        past = removal.past(host, journal, journal.committed())
+        plan = removal.plan_rollback(journal, journal.committed())
         change_files(
-            host, "rollback", lambda: past.edits, lambda _entry: None, done=lambda: past.finish(journal)
+            host, "rollback", lambda: plan.edits, lambda _entry: None, done=lambda: plan.finish(journal)
         )
     found = path.stat()
     assert (path.read_text(), found.st_uid, found.st_gid, found.st_mode & 0o7777) == ("before", *file)
