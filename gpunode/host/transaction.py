@@ -110,7 +110,7 @@ class UnitChanges:
         )
 
     @classmethod
-    def of_restoring(cls, entry: Entry) -> UnitChanges:
+    def of_undo(cls, entry: Entry) -> UnitChanges:
         """When an entry's files are restored. Units of which the state before isn't known were enabled;
         `restore_unit_states` does the rest for the others."""
         files = {file.path.rpartition("/")[2]: file for file in entry.files}
@@ -227,7 +227,7 @@ def roll_back_entry(
     with uninterrupted():
         if entry.state not in OPEN_STATES:
             entry = journal.mark(entry, "applied")  # if this run is killed, the next one continues
-        units = UnitChanges.of_restoring(entry)
+        units = UnitChanges.of_undo(entry)
         units.before_files(host)
         foreign = {path: _foreign_error(entry, path) for path in journal.restore_files(entry)}
         daemon = _error_of(lambda: restart(entry))
