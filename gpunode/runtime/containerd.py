@@ -91,7 +91,7 @@ class ContainerdEngine:
         edits = edits_to(self.host, outcome.texts, self.daemon.config_path)
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         config = load_config(self.host, self.daemon.config_path, self.daemon.version)
         plan = replace(self._removal(edits, names, active, config.version), restores=True)

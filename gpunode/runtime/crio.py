@@ -435,7 +435,7 @@ class CrioEngine:
         edits = (*edits_to(self.host, draft.texts, self.own_path), *self._hooks(state.config))
         return self._removal(state.config, edits, unwanted.names, active)
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that restore files."""
         return self._removal(self._state().config, edits, names, active)
 

@@ -508,14 +508,14 @@ class DockerEngine:
         refuse_flagged(self.host, self.daemon, unwanted.names)
         after = removed(content, path, unwanted)
         edit = FileEdit(path, before, before if after == content else after.encode())
-        plan = self.restoring((edit,), unwanted.names, active)
+        plan = self.plan_edits((edit,), unwanted.names, active)
         return plan.with_beside(docker_rootless.unwanted_files(self.host, self.daemon, unwanted))
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around the edit that removes `names` from daemon.json."""
         if not edits:
             return Plan("docker", ())
-        plan = self._restoring_own(edits[0], names, active)
+        plan = self._plan_own_edit(edits[0], names, active)
         if plan.verb == "none" and not plan.changed:
             return plan
         left = parse_daemon_json(decode(edits[0].after, edits[0].path), edits[0].path).get("runtimes") or {}
@@ -524,7 +524,7 @@ class DockerEngine:
         notes = (*plan.notes, *survivors(active, plan.verb), note)
         return replace(plan, notes=tuple(filter(None, notes)), confirm=against)
 
-    def _restoring_own(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
+    def _plan_own_edit(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
         before, after = (decode(data, edit.path) for data in (edit.before, edit.after))
         stale = active is not None and not active.lacks(names)
         if edit.action == "unchanged":

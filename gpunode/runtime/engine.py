@@ -216,8 +216,8 @@ class Engine(Protocol):
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """The plan to remove `unwanted`, from any author."""
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
-        """The plan around edits that restore files as they were before `names` were added."""
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+        """The plan around edits that remove `names`, or restore files as they were before."""
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let the daemon itself read staged copies; `ValidationError` if it refuses. Returns notes."""

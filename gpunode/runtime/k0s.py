@@ -48,12 +48,12 @@ class K0sEngine(DistributionEngine):
         if not self._managed:
             return self._renamed(self._plain.plan_removal(unwanted, active))
         edits = self._taken_out(self._drop_ins(), unwanted)
-        return self.restoring(edits, unwanted.names, active)
+        return self.plan_edits(edits, unwanted.names, active)
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         if not self._managed:
-            return self._renamed(self._plain.restoring(edits, names, active))
+            return self._renamed(self._plain.plan_edits(edits, names, active))
         return self._acting(edits, active is None or active.lacks(names))
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:

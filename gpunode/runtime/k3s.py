@@ -226,9 +226,9 @@ class K3sEngine(DistributionEngine):
         path, text = self._template_path, self._template_text
         if text is not None and self._defines(path, unwanted.names):
             edits += edits_to(self.host, {path: self._without_handlers(text, unwanted.names)})
-        return self.restoring(edits, unwanted.names, active)
+        return self.plan_edits(edits, unwanted.names, active)
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         own = tuple(name for name in names if name in self._programs)
         there = active is not None and any(name in active.handlers for name in names if name not in own)

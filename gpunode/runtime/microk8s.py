@@ -44,9 +44,9 @@ class Microk8sEngine(DistributionEngine):
         path, text = self._config.path, self._text(self._config.path)
         after = toml_edit.edit(text, lambda tree: take_out(tree, unwanted), path)
         edits = edits_to(self.host, {path: after}) if after != text else ()
-        return self.restoring(edits, unwanted.names, active)
+        return self.plan_edits(edits, unwanted.names, active)
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         return self._acting(edits, active is None or active.lacks(names))
 

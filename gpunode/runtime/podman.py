@@ -163,9 +163,9 @@ class PodmanEngine:
         config = self._config()
         draft = removed(config, unwanted)
         edits = edits_to(self.host, draft.texts, DROP_IN)
-        return self.restoring((*edits, *self._hooks(config)), unwanted.names, active)
+        return self.plan_edits((*edits, *self._hooks(config)), unwanted.names, active)
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that restore files."""
         read = any(edit.action != "unchanged" and edit.path.endswith(".conf") for edit in edits)
         return Plan("podman", edits, "wait" if read else "none", _WHY if read else "")

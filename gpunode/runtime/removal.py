@@ -42,7 +42,7 @@ class RollbackPlan(NamedTuple):
         """The engine's plan around the edits of its own files, plus the other files."""
         own = tuple(edit for edit in self.edits if not edit.beside)
         others = tuple(edit for edit in self.edits if edit.beside)
-        return engine.restoring(own, names, active).with_beside(others, units)
+        return engine.plan_edits(own, names, active).with_beside(others, units)
 
     def finish(self, journal: Journal) -> None:
         """Restore the owners and modes of the files; the entries count as rolled back."""

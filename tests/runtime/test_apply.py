@@ -67,7 +67,7 @@ class FakeEngine:
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
-    def restoring(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
+    def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def starts(engine: ContainerdEngine) -> int:
 def test_restored_file_is_read_once(engine: ContainerdEngine) -> None:
     path = engine.daemon.config_path
     before = Path(path).read_bytes()
-    plan = engine.restoring((FileEdit(path, before, before + b"# as it was\n"),), ("nvidia",), None)
+    plan = engine.plan_edits((FileEdit(path, before, before + b"# as it was\n"),), ("nvidia",), None)
     assert plan.restores
     engine.validate(plan, None)
     engine.validate(plan, None)
