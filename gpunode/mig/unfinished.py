@@ -1,12 +1,16 @@
-"""What `mig apply` keeps on disk while it runs, so that the next run can finish or undo a killed one."""
+"""What `mig apply` keeps on disk while it runs, so that the next run can finish or undo a killed one.
+
+It is not in the journal: a layout is no file that a copy restores, and the next run decides by what NVML
+reports then. A boot ends both records, because it removes the instances and starts services again, while a
+journal entry stays.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.facts.processes import start_ticks
 from gpunode.gpu.driver_traces import boot_id
@@ -29,24 +33,24 @@ Cut = tuple[Spot, tuple[int, ...]]
 """A GPU instance and the slices of its compute instances, the smallest first."""
 
 
-@dataclass(frozen=True)
-class LayoutGoal:
+class LayoutGoal(NamedTuple):
     """The target of a run for one GPU; `cuts` is None where it wasn't known when the run started."""
 
     enabled: bool
     cuts: tuple[Cut, ...] | None
 
 
-@dataclass(frozen=True)
-class LayoutSnapshot:
-    """Runs that didn't finish: `before` is each GPU's earlier layout, `goals` are by UUID."""
+class LayoutSnapshot(NamedTuple):
+    """Runs that didn't finish: each GPU's earlier layout, and the goals by UUID."""
 
-    before: tuple[GpuLayout, ...] = ()
-    goals: Mapping[str, tuple[LayoutGoal, ...]] = field(default_factory=dict)
+    layouts: Layouts
+    goals: Mapping[str, tuple[LayoutGoal, ...]]
 
 
-@dataclass(frozen=True)
-class UnfinishedGpus:
+_NO_RUN = LayoutSnapshot(Layouts(), {})
+
+
+class UnfinishedGpus(NamedTuple):
     """The GPUs that such runs left unfinished, each with its earlier layout.
 
     `half` are between that layout and a goal, or have reached the goal while another GPU has not; `changed`
@@ -75,16 +79,13 @@ def save(host: Host, before: Sequence[GpuLayout], plans: Sequence[GpuPlan], left
     for plan in plans:
         goal = LayoutGoal(plan.wish.enabled, None if plan.target is None else tuple(map(_cut, plan.target)))
         goals[plan.gpu.uuid] = (*earlier.get(plan.gpu.uuid, ()), goal)
-    _write(host, LayoutSnapshot((*before, *left.unasked), {**earlier, **goals}))
+    snapshot = LayoutSnapshot(Layouts("", (*before, *left.unasked)), {**earlier, **goals})
+    _write_record(host, snapshot_path(host), snapshot)
 
 
-def _write(host: Host, snapshot: LayoutSnapshot) -> None:
-    _write_record(host, snapshot_path(host), layouts=Layouts("", snapshot.before), goals=snapshot.goals)
-
-
-def _write_record(host: Host, path: str, **values: object) -> None:
+def _write_record(host: Host, path: str, record: object) -> None:
     host.make_dirs(state_directory(host), mode=0o700)
-    data = {"boot": boot_id(host), **plain(values)}
+    data = {"boot": boot_id(host), **plain(record)}
     host.write_atomic(path, json.dumps(data).encode(), mode=0o600, keep=False)
 
 
@@ -99,19 +100,16 @@ def load_snapshot(host: Host) -> LayoutSnapshot:
     try:
         data = _read_record(host, snapshot_path(host))
         if data is None:
-            return LayoutSnapshot()
-        goals = {
-            uuid: tuple(from_plain(LayoutGoal, goal) for goal in all_) for uuid, all_ in data["goals"].items()
-        }
-        return LayoutSnapshot(layouts_from_json(data["layouts"]).gpus, goals)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return LayoutSnapshot()
+            return _NO_RUN
+        return from_plain(LayoutSnapshot, data)._replace(layouts=layouts_from_json(data["layouts"]))
+    except ValueError:
+        return _NO_RUN
 
 
 def unfinished_gpus(snapshot: LayoutSnapshot, now: Layouts) -> UnfinishedGpus:
     """The GPUs that are still unfinished. A run counts as a whole: it is finished once all its GPUs are."""
     half, changed, unasked, completed = [], [], [], []
-    for gpu in snapshot.before:
+    for gpu in snapshot.layouts.gpus:
         seen = now.gpu(gpu.uuid)
         goals = snapshot.goals.get(gpu.uuid, ())
         if seen is None or seen.error or seen.untold:
@@ -161,9 +159,10 @@ def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
     """Remove the snapshot after success or failure, except for GPUs that can't be read."""
     if unasked:
         snapshot = load_snapshot(host)
-        if tuple(unasked) != snapshot.before:
+        if tuple(unasked) != snapshot.layouts.gpus:
             goals = {gpu.uuid: snapshot.goals.get(gpu.uuid, ()) for gpu in unasked}
-            _write(host, LayoutSnapshot(tuple(unasked), goals))
+            rest = LayoutSnapshot(Layouts("", tuple(unasked)), goals)
+            _write_record(host, snapshot_path(host), rest)
     elif host.read_text(snapshot_path(host)) is not None:
         host.remove(snapshot_path(host))
 
@@ -174,8 +173,7 @@ def end(host: Host, unasked: Sequence[GpuLayout] = ()) -> None:
 # stopped and how to continue. `save` writes the layouts themselves.
 
 
-@dataclass(frozen=True)
-class UnfinishedRun:
+class UnfinishedRun(NamedTuple):
     """`since` is seconds since the epoch, `command` the arguments of gpunode that continue the run.
 
     `process` is its process id and start (clock ticks since boot, proc_pid_stat(5)); (0, "") once it has
@@ -184,7 +182,7 @@ class UnfinishedRun:
 
     since: float
     command: tuple[str, ...]
-    drained: StoppedUsers = field(default_factory=StoppedUsers)
+    drained: StoppedUsers = StoppedUsers()
     process: tuple[int, str] = (0, "")
 
 
@@ -235,7 +233,7 @@ class RunRecorder:
 
     def stop(self, drained: StoppedUsers) -> None:
         """Record one more thing that is about to be stopped."""
-        self._run = replace(self._run, drained=drained)
+        self._run = self._run._replace(drained=drained)
         self.begin()
 
     def end(self, still: StoppedUsers, *, half: bool, failed: bool) -> None:
@@ -244,12 +242,12 @@ class RunRecorder:
         `still` couldn't be restarted. `half`: some GPU is still between two layouts, because of this run if
         it has `failed`.
         """
-        self._run = replace(self._run, drained=still)
+        self._run = self._run._replace(drained=still)
         base = self._run if self._begun and failed else self.earlier or self._run
         if still.restart_commands or (half and (self._begun or self.earlier is not None)):
-            self._write(replace(base, drained=still, process=(0, "")))
+            self._write(base._replace(drained=still, process=(0, "")))
         elif self._host.read_text(unfinished_path(self._host)) is not None:
             self._host.remove(unfinished_path(self._host))
 
     def _write(self, run: UnfinishedRun) -> None:
-        _write_record(self._host, unfinished_path(self._host), run=run)
+        _write_record(self._host, unfinished_path(self._host), {"run": run})
