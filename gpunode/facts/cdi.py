@@ -103,6 +103,17 @@ def unlisted(directories: Iterable[str]) -> tuple[str, ...]:
     return tuple(directory for directory in DIRECTORIES if directory not in listed)
 
 
+def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
+    """The note about an engine that reads none of `DIRECTORIES`; "" if it reads one."""
+    names = tuple(directories)
+    if unlisted(names) != DIRECTORIES:
+        return ""
+    return (
+        f"cdi_spec_dirs {where} is {', '.join(names) or 'empty'}: {engine} does not read specifications in"
+        f" {' or '.join(DIRECTORIES)} until the list includes one of them"
+    )
+
+
 def nvidia_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[SpecFile, ...]:
     """Every spec of kind ``nvidia.com/...``, and every file that should be one but can't be parsed."""
     specs = vendor_specs(host, directories)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from gpunode.errors import ConfigError, PreconditionError, ValidationError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, load_config
-from gpunode.facts.daemons import Daemon
 from gpunode.facts.kubelet import CONFIG, setting
 from gpunode.facts.toml import Tree, dig, parse_toml, same
 from gpunode.host import Host
@@ -25,13 +24,14 @@ from gpunode.runtime.containerd_files import (
     Texts,
     refuse_missing_import,
 )
-from gpunode.runtime.containerd_plan import Copies, PlannedFiles, Replacement, configured
+from gpunode.runtime.containerd_plan import Copies, Replacement, configured
 from gpunode.runtime.engine import (
-    PROGRAM,
     Active,
     DesiredConfig,
+    Engine,
     Handler,
     Plan,
+    PlannedFiles,
     UnwantedConfig,
     decode,
     edits_to,
@@ -43,17 +43,8 @@ _CHANGE = ("restart", "containerd reads its configuration only when it starts; c
 
 
 @dataclass(frozen=True)
-class ContainerdEngine:
-    """One containerd with its configuration. `drop_in` is a path that the user named, else empty."""
-
-    host: Host
-    daemon: Daemon
-    drop_in: str = ""
-
-    @property
-    def program(self) -> str:
-        """containerd needs an absolute path."""
-        return PROGRAM
+class ContainerdEngine(Engine):
+    """One containerd with its configuration."""
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Add the runtime to a file that this containerd reads; any change needs a restart."""
@@ -240,9 +231,6 @@ class ContainerdEngine:
             config, expected = replacement.state.config, replacement.desired
             before = reader.staged({path: replacement.state.texts[path] for path in config.files})
         check_config(reader, config, plan, expected, before)
-        return ()
-
-    def reload_edits(self) -> tuple[FileEdit, ...]:
         return ()
 
     def query(self) -> Active:

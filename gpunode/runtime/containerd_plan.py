@@ -35,18 +35,8 @@ from gpunode.runtime.containerd_files import (
     simple,
     snapshotter_without_runtimes,
 )
-from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
+from gpunode.runtime.engine import DesiredConfig, Handler, PlannedFiles, UnwantedConfig
 from gpunode.runtime.toml_edit import Changes
-
-
-@dataclass(frozen=True)
-class PlannedFiles:
-    """New text of every file that changes (None: removed), the main file's version, and notes."""
-
-    texts: Texts
-    version: int
-    notes: tuple[str, ...] = ()
-    switched_cdi: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,7 @@ def _configured(state: ContainerdState, desired: DesiredConfig) -> PlannedFiles:
     off = state.config.disabled and desired.handlers
     tables = _tables(state, desired, systemd_cgroup=False)
     if not off and _is_there(state, desired, tables):
-        return PlannedFiles({}, state.config.version, notes)
+        return PlannedFiles({}, notes, state.config.version)
     draft = _Draft(state, notes=list(notes))
     _bring_main_up(draft, version)
     switched_on = bool(desired.handlers) and _enable_cri(draft)
@@ -80,9 +70,9 @@ def _configured(state: ContainerdState, desired: DesiredConfig) -> PlannedFiles:
     _add(draft, desired, version, systemd_cgroup)
     return PlannedFiles(
         draft.changes.texts(state.texts),
-        version,
         tuple(draft.notes),
-        desired.cdi and not state.config.has_cdi,
+        version,
+        switched_cdi=desired.cdi and not state.config.has_cdi,
     )
 
 
@@ -371,7 +361,7 @@ def without_copies(replacement: Replacement) -> PlannedFiles:
     for path in by_path:
         texts.setdefault(path, None)
     forget_imports(state, texts)
-    return replace(outcome, texts=texts, notes=(*outcome.notes, *_made_effective(by_path)))
+    return outcome._replace(texts=texts, notes=(*outcome.notes, *_made_effective(by_path)))
 
 
 def _made_effective(by_path: Copies) -> tuple[str, ...]:
@@ -414,7 +404,7 @@ def removed(
         *_drop_unread(unread, unwanted.names, texts),
     ]
     forget_imports(state, texts)
-    return PlannedFiles(texts, state.config.version, tuple(notes))
+    return PlannedFiles(texts, tuple(notes), state.config.version)
 
 
 def take_out(tree: Tree, unwanted: UnwantedConfig, *, deep: bool = False) -> None:

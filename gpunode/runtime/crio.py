@@ -25,6 +25,7 @@ from gpunode.errors import (
     UsageError,
     ValidationError,
 )
+from gpunode.facts.cdi import reads_none
 from gpunode.facts.crio import (
     NVIDIA_NAMES,
     RUNTIMES_KEY,
@@ -39,28 +40,29 @@ from gpunode.facts.crio import (
     low_level_paths,
     toolkit_runtimes,
 )
-from gpunode.facts.daemons import Daemon, same_file
+from gpunode.facts.daemons import same_file
 from gpunode.facts.processes import option_value, option_values
 from gpunode.facts.toml import Tree, dig, parse_toml, prune, same
-from gpunode.facts.toolkit import DEFAULT_PATH
+from gpunode.facts.toolkit import DEFAULT_PATH, nvidia_hooks
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.output.typed import as_dict, as_strings
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import (
-    PROGRAM,
     Active,
     DesiredConfig,
+    Engine,
     Handler,
     Plan,
+    PlannedFiles,
     UnwantedConfig,
     decode,
     edits_to,
+    injects_twice,
     refuse_untrusted,
     unchanged,
 )
-from gpunode.runtime.podman import Draft, hook_removals, injects_twice, reads_none
 from gpunode.runtime.toml_edit import Changes
 from gpunode.runtime.toolkit_file import with_settings
 
@@ -191,10 +193,10 @@ def is_leftover(path: str, drop_in: str) -> bool:
     return path != drop_in and path.rpartition("/")[2].lstrip(".").startswith(_LEFTOVER)
 
 
-def configured(state: CrioState, desired: DesiredConfig) -> Draft:
+def configured(state: CrioState, desired: DesiredConfig) -> PlannedFiles:
     """The files with the handlers; unchanged if there are none to register."""
     if not desired.handlers:
-        return Draft({})
+        return PlannedFiles({})
     work = _DraftWork(state, _leftovers(state))
     base = base_handler(state.config, state.version, desired.names)
     for handler in desired.handlers:
@@ -205,7 +207,7 @@ def configured(state: CrioState, desired: DesiredConfig) -> Draft:
         _put(work, handler.name, table)
     _carry_over(work, desired)
     previous = _set_default(work, desired)
-    return Draft(work.texts(), previous, tuple(work.notes))
+    return PlannedFiles(work.texts(), tuple(work.notes), previous_default=previous)
 
 
 def _leftovers(state: CrioState) -> tuple[CrioFile, ...]:
@@ -264,7 +266,7 @@ def _set_default(work: _DraftWork, desired: DesiredConfig) -> str:
     return before if before != now else ""
 
 
-def removed(state: CrioState, unwanted: UnwantedConfig) -> Draft:
+def removed(state: CrioState, unwanted: UnwantedConfig) -> PlannedFiles:
     """The files without the handlers, from any author; gpunode's file is removed if it is then empty."""
     config = state.config
     left = {name for name in config.handlers if name not in unwanted.names}
@@ -281,7 +283,7 @@ def removed(state: CrioState, unwanted: UnwantedConfig) -> Draft:
         after = toml_edit.edit(file.text, partial(_take_out, unwanted.names, back), file.path)
         emptied = own and not parse_toml(after, file.path)
         texts[file.path] = None if emptied else after
-    return Draft(texts)
+    return PlannedFiles(texts)
 
 
 def _take_out(names: Collection[str], previous_default: str, tree: Tree) -> None:
@@ -379,16 +381,8 @@ _RESTART = "CRI-O starts pods with the handlers that it read at its start; conta
 
 
 @dataclass(frozen=True)
-class CrioEngine:
+class CrioEngine(Engine):
     """One CRI-O and its files. `drop_in` is gpunode's file, empty for 99-nvidia.toml in its directory."""
-
-    host: Host
-    daemon: Daemon
-    drop_in: str = ""
-
-    @property
-    def program(self) -> str:
-        return PROGRAM
 
     @property
     def directory(self) -> str:
@@ -509,7 +503,8 @@ class CrioEngine:
     def _hooks(self, config: CrioConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from the directories where this CRI-O looks for hooks."""
         directories = as_strings(config.setting("runtime", "hooks_dir"))
-        return hook_removals(self.host, directories or _HOOK_DIRECTORIES)
+        hooks = nvidia_hooks(self.host, directories or _HOOK_DIRECTORIES)
+        return edits_to(self.host, dict.fromkeys(hook.path for hook in hooks))
 
     def _refuse(self, desired: DesiredConfig) -> None:
         desired.refuse_without_cdi(self.daemon)
@@ -594,9 +589,6 @@ class CrioEngine:
             place = f"{staging}/crio.conf" if file.path == planned.path else drop_in
             self.host.make_dirs(place.rpartition("/")[0])
             self.host.write_atomic(place, file.text.encode("utf-8", "surrogateescape"), mode=0o600)
-
-    def reload_edits(self) -> tuple[FileEdit, ...]:
-        return ()
 
     def query(self) -> Active:
         """Handlers and default from the running configuration; `DaemonError` if CRI-O doesn't answer."""

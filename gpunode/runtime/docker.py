@@ -39,7 +39,15 @@ from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.output.result import many, some_of
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
-from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, refuse_untrusted
+from gpunode.runtime.engine import (
+    Active,
+    DesiredConfig,
+    Engine,
+    Plan,
+    UnwantedConfig,
+    decode,
+    refuse_untrusted,
+)
 
 # Notes about Docker on this node beyond its files: pods, containers, the snap.
 
@@ -435,11 +443,8 @@ _CDI_REASON = "features.cdi is read only when dockerd starts"
 
 
 @dataclass(frozen=True)
-class DockerEngine:
+class DockerEngine(Engine):
     """One dockerd and the daemon.json that it reads."""
-
-    host: Host
-    daemon: Daemon
 
     @property
     def program(self) -> str:

@@ -1,4 +1,4 @@
-"""Types of runtime configuration, and the protocol that each container engine implements.
+"""Types of runtime configuration, and the base class of the container engines.
 
 An engine reads and plans without changing anything. A `Plan` holds whole file contents and a verb; apply.py
 is the only code that carries one out.
@@ -6,9 +6,10 @@ is the only code that carries one out.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError, PreconditionError
 from gpunode.facts.daemons import Daemon
@@ -95,6 +96,19 @@ def refuse_untrusted(answer: Completed) -> None:
     """`PreconditionError` if a daemon's program was not executed, because other users can write it."""
     if answer.code == NOT_TRUSTED:
         raise PreconditionError(answer.stderr, hint=advice(answer.stderr))
+
+
+class PlannedFiles(NamedTuple):
+    """New text of every file that changes, None for one to remove, and what a plan says of the change.
+
+    `version` is containerd's file version. For `previous_default` and `switched_cdi` see `Plan`.
+    """
+
+    texts: Mapping[str, str | None]
+    notes: tuple[str, ...] = ()
+    version: int | None = None
+    previous_default: str = ""
+    switched_cdi: bool = False
 
 
 def edits_to(host: Host, texts: Mapping[str, str | None], otherwise: str = "") -> tuple[FileEdit, ...]:
@@ -197,36 +211,53 @@ class Active:
         return there and cdi and desired.default in ("", self.default)
 
 
-class Engine(Protocol):
-    """A container engine that can be configured. `active` is its daemon's report, None if it is down."""
+@dataclass(frozen=True)
+class Engine(ABC):
+    """A container engine that can be configured. `active` is its daemon's report, None if it is down.
 
-    @property
-    def host(self) -> Host: ...
+    `drop_in` is the drop-in that the user named, empty for the engine's own.
+    """
 
-    @property
-    def daemon(self) -> Daemon: ...
+    host: Host
+    daemon: Daemon
+    drop_in: str = ""
 
     @property
     def program(self) -> str:
         """The runtime program to register if the user names none."""
+        return PROGRAM
 
+    @abstractmethod
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """The plan from the present files to `desired`."""
 
+    @abstractmethod
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """The plan to remove `unwanted`, from any author."""
 
+    @abstractmethod
     def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that remove `names`, or restore files as they were before."""
 
+    @abstractmethod
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let the daemon itself read staged copies; `ValidationError` if it refuses. Returns notes."""
 
+    @abstractmethod
     def query(self) -> Active:
         """Query the running daemon; `DaemonError` if it doesn't answer."""
 
     def reload_edits(self) -> tuple[FileEdit, ...]:
         """The present files with the `undo` text that a reload needs; () if a restart must read them."""
+        return ()
+
+
+def injects_twice(path: str) -> str:
+    """The note about an old hook of CRI-O or podman that stays beside a runtime."""
+    return (
+        f"{path} is NVIDIA's old OCI hook: beside the runtime it injects GPUs a second time;"
+        f" rm {path}, or let --cdi remove it"
+    )
 
 
 # The options of every change of an engine.

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError, DaemonError, UsageError, ValidationError
-from gpunode.facts.cdi import DIRECTORIES, unlisted
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.cdi import reads_none
 from gpunode.facts.podman import CONFIG, DROP_INS, PodmanConfig, load_podman
 from gpunode.facts.toml import Tree, dig, parse_toml, prune
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
-from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import (
     Active,
     DesiredConfig,
+    Engine,
     Handler,
     Plan,
+    PlannedFiles,
     UnwantedConfig,
     decode,
     edits_to,
+    injects_twice,
 )
 from gpunode.runtime.toml_edit import document
 
@@ -33,16 +33,7 @@ from gpunode.runtime.toml_edit import document
 DROP_IN = f"{DROP_INS}/99-nvidia.conf"
 
 
-@dataclass(frozen=True)
-class Draft:
-    """New text of every file to change, None for one to remove, and notes for the user."""
-
-    texts: Mapping[str, str | None]
-    previous_default: str = ""
-    notes: tuple[str, ...] = ()
-
-
-def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str) -> Draft:
+def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str) -> PlannedFiles:
     """The drop-in with the runtimes that the files don't have yet."""
     runtimes = config.runtimes
     new = {
@@ -51,7 +42,7 @@ def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str
     before = config.setting("runtime") or ""
     changes_default = default not in ("", before)
     if not new and not changes_default:
-        return Draft({})
+        return PlannedFiles({})
     for file in config.files:
         beaten = [name for name in new if name in file.runtimes]
         if changes_default and dig(file.tree, "engine", "runtime") is not None:
@@ -70,10 +61,11 @@ def configured(config: PodmanConfig, handlers: tuple[Handler, ...], default: str
             engine["runtime"] = default
 
     own = next((file.text for file in config.files if file.path == DROP_IN), "")
-    return Draft({DROP_IN: toml_edit.edit(own, mutate, DROP_IN)}, str(before) if changes_default else "")
+    texts = {DROP_IN: toml_edit.edit(own, mutate, DROP_IN)}
+    return PlannedFiles(texts, previous_default=str(before) if changes_default else "")
 
 
-def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> Draft:
+def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> PlannedFiles:
     """The administrator's files without the runtimes; a drop-in that is then empty is removed."""
 
     def mutate(tree: Tree) -> None:
@@ -92,35 +84,7 @@ def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> Draft:
         after = toml_edit.edit(file.text, mutate, file.path)
         emptied = file.path == DROP_IN and not parse_toml(after, file.path)
         texts[file.path] = None if emptied else after
-    return Draft(texts)
-
-
-# CDI in CRI-O and podman, which have no switch for it: remove the old hook, check the directories.
-
-
-def hook_removals(host: Host, directories: Iterable[str]) -> tuple[FileEdit, ...]:
-    """Edits that remove NVIDIA's old OCI hooks from these directories."""
-    hooks = nvidia_hooks(host, tuple(directories))
-    return tuple(FileEdit(hook.path, host.read_bytes(hook.path), None) for hook in hooks)
-
-
-def injects_twice(path: str) -> str:
-    """The note about an old hook that stays beside a runtime."""
-    return (
-        f"{path} is NVIDIA's old OCI hook: beside the runtime it injects GPUs a second time;"
-        f" rm {path}, or let --cdi remove it"
-    )
-
-
-def reads_none(engine: str, where: str, directories: Iterable[str]) -> str:
-    """The note about an engine that reads none of CDI's own directories; "" if it reads one."""
-    names = tuple(directories)
-    if unlisted(names) != DIRECTORIES:
-        return ""
-    return (
-        f"cdi_spec_dirs {where} is {', '.join(names) or 'empty'}: {engine} does not read specifications in"
-        f" {' or '.join(DIRECTORIES)} until the list includes one of them"
-    )
+    return PlannedFiles(texts)
 
 
 _SECONDS = 30.0
@@ -129,15 +93,8 @@ _WHY = "podman reads its files each time it runs, so gpunode queries podman itse
 
 
 @dataclass(frozen=True)
-class PodmanEngine:
+class PodmanEngine(Engine):
     """Podman and the system's containers.conf files; those of ordinary users are never changed."""
-
-    host: Host
-    daemon: Daemon
-
-    @property
-    def program(self) -> str:
-        return "/usr/bin/nvidia-container-runtime"
 
     # --- planning --------------------------------------------------------------------------------------
 
@@ -182,7 +139,8 @@ class PodmanEngine:
 
     def _hooks(self, config: PodmanConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from the directories where podman looks for hooks."""
-        return hook_removals(self.host, (*SYSTEM_DIRECTORIES, *config.strings("hooks_dir")))
+        hooks = nvidia_hooks(self.host, (*SYSTEM_DIRECTORIES, *config.strings("hooks_dir")))
+        return edits_to(self.host, dict.fromkeys(hook.path for hook in hooks))
 
     def _notes(
         self,
@@ -233,9 +191,6 @@ class PodmanEngine:
         engine = dict(parse_toml(decode(edit.after, edit.path), edit.path)["engine"])
         engine["runtimes"] = {**load_podman(self.host).runtimes, **engine.get("runtimes", {})}
         return document({"engine": engine}, "containers.conf")
-
-    def reload_edits(self) -> tuple[FileEdit, ...]:
-        return ()
 
     def query(self) -> Active:
         """The default and those runtimes of the files that podman accepts; `DaemonError` if it fails."""

@@ -33,7 +33,7 @@ from gpunode.runtime import apply as apply_module
 from gpunode.runtime import find
 from gpunode.runtime.apply import EngineJob, Restarter, apply, engine_restart, roll_back_all
 from gpunode.runtime.docker import DockerEngine
-from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, Request, UnwantedConfig
+from gpunode.runtime.engine import Active, DesiredConfig, Engine, Handler, Plan, Request, UnwantedConfig
 from gpunode.runtime.workflow import refuse
 from tests.silent import SilentProgress
 
@@ -43,17 +43,11 @@ AFTER = Active(("runc", "nvidia"), "runc", {"nvidia": "/n"})
 DAEMON = Daemon("docker", None, (20, 10), "/etc/docker/daemon.json", "test", "/none", None)
 
 
-@dataclass
-class FakeEngine:
+@dataclass(frozen=True)
+class FakeEngine(Engine):
     """Responds as configured, one response per query, the last one for ever."""
 
-    host: Host
-    answers: list[Active | DaemonError]
-    daemon: Daemon = DAEMON
-    program: str = "/n"
-
-    def reload_edits(self) -> tuple[FileEdit, ...]:
-        return ()
+    answers: list[Active | DaemonError] = field(default_factory=list)
 
     def query(self) -> Active:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -106,7 +100,7 @@ def host(tmp_path: Path) -> Host:
 def job(host: Host, answers: list[Active | DaemonError], fails: Callable[[int], None]) -> EngineJob:
     edit = FileEdit("/etc/docker/daemon.json", b"old", b"new")
     plan = Plan("docker", (edit,), "restart")
-    engine = FakeEngine(host, answers)
+    engine = FakeEngine(host, DAEMON, answers=answers)
     restarter = FakeRestarter(host, DAEMON, lambda: DAEMON, fails=fails)
     return EngineJob(engine, plan, "configure-runtime", lambda a: a.has(WANTED), restarter, SilentProgress())
 
@@ -380,7 +374,7 @@ def test_restart_command_is_used_only_for_the_named_engine(
 ) -> None:
     """A killed run of another engine is recovered with the command in its entry."""
     host = Host()
-    crio = FakeEngine(host, [BEFORE], DAEMON._replace(config_path=named))
+    crio = FakeEngine(host, DAEMON._replace(config_path=named), answers=[BEFORE])
     used: list[str] = []
 
     def engines(_host: Host, _request: Request) -> tuple[FakeEngine, ...]:
@@ -390,7 +384,7 @@ def test_restart_command_is_used_only_for_the_named_engine(
         used.append(self.command)
         return 0.0
 
-    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, [BEFORE]))
+    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, DAEMON, answers=[BEFORE]))
     monkeypatch.setattr(find, "engines", engines)
     monkeypatch.setattr(Restarter, "perform", perform)
     manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "mine"}
@@ -403,7 +397,7 @@ def test_engine_that_does_not_restart_after_a_recovery_is_an_error_with_a_comman
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = Host()
-    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, [BEFORE]))
+    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, DAEMON, answers=[BEFORE]))
     manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "false"}
     with pytest.raises(DaemonError, match="docker could not be restarted: false failed") as caught:
         engine_restart(host, SilentProgress())(Entry.of("1", "/none", manifest))
