@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cdi import engines as cdi_engines
 from gpunode.cdi.versions import UNKNOWN_ENGINE, oldest
 from gpunode.commands.doctor import Preflight
 from gpunode.commands.verify import VerifyPlace
@@ -40,7 +39,6 @@ NAMES = {word for engine in ENGINES for word in words(engine)}
 def test_tables_have_an_entry_for_each_engine() -> None:
     assert set(engines.ROLES) == set(ENGINES)
     assert set(effective._READERS) == set(ENGINES)
-    assert set(cdi_engines._FINDERS) == set(ENGINES)
     assert set(find.FINDERS) == {*ENGINES, *DISTRIBUTIONS}
     assert {one.value for one in VerifyPlace} == {*ENGINES, *DISTRIBUTIONS, "host", "kubernetes"}
     assert {one.value for one in Preflight} == {*ENGINES, "kubernetes"}

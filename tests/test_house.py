@@ -68,11 +68,7 @@ LAZY = {
     },
     "commands.verify": {"commands.verify_kubernetes"},
     # one engine of several, and its daemon, which a dry run doesn't query where it is stopped or recorded
-    "runtime.find": {
-        *("facts.containerd", "facts.crio", "facts.docker", "facts.podman", "runtime.docker_rootless"),
-        *("runtime.containerd", "runtime.crio", "runtime.docker", "runtime.podman"),
-        *("runtime.k0s", "runtime.k3s", "runtime.microk8s"),
-    },
+    "runtime.find": {"facts.containerd", "runtime.docker_rootless"},
     "runtime.containerd": {"daemons.cri"},
     "runtime.docker": {"daemons.docker"},
     "facts.daemons": {"daemons.cri"},

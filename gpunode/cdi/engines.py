@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpunode.cdi import refresh
@@ -21,28 +21,19 @@ from gpunode.cdi.spec import encode, made_by_gpunode
 from gpunode.cdi.versions import DOTS, GROUPS, NEWEST, UNKNOWN_ENGINE, Version, limit, oldest
 from gpunode.errors import GpunodeError
 from gpunode.facts.cdi import unlisted
-from gpunode.facts.containerd import find_containerd
-from gpunode.facts.crio import find_crio
-from gpunode.facts.daemons import Daemon
-from gpunode.facts.docker import find_docker
+from gpunode.facts.daemons import Daemon, find_daemon
 from gpunode.facts.effective import engine_settings
-from gpunode.facts.podman import CONFIG, find_podman
+from gpunode.facts.podman import CONFIG
+from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 
-_FINDERS: dict[str, Callable[[Host], Daemon | None]] = {
-    "containerd": find_containerd,
-    "crio": find_crio,
-    "docker": find_docker,
-    "podman": find_podman,
-}
 
-
-def installed(host: Host, names: Iterable[str] = tuple(_FINDERS)) -> tuple[Daemon, ...]:
+def installed(host: Host, names: Iterable[str] = tuple(sorted(ENGINES))) -> tuple[Daemon, ...]:
     """The named engines that are installed; one whose files can't be read doesn't hide the others."""
     result = []
     for name in names:
         try:
-            daemon = _FINDERS[name](host)
+            daemon = find_daemon(name, host)
         except GpunodeError:
             continue
         if daemon is not None:
@@ -66,7 +57,7 @@ def kept_elsewhere(host: Host) -> tuple[str, ...]:
     """gpunode's own specifications in directories that only some engine here reads."""
     # podman's files have fixed paths; finding it would start its program, for a release that doesn't matter
     podman = Daemon("podman", None, (), CONFIG, "", "", None)
-    engines = (*installed(host, [name for name in _FINDERS if name != "podman"]), podman)
+    engines = (*installed(host, [name for name in sorted(ENGINES) if name != "podman"]), podman)
     paths = specification_paths(host, engines)[1:]
     return tuple(path for path in paths if made_by_gpunode(host.read_bytes(path)))
 
@@ -78,7 +69,7 @@ def readable(host: Host, dev_root: str = "", *, dots: bool = False) -> Version:
     queried: running a program for its version takes as long as everything else.
     """
     used = GROUPS if need_groups(host, dev_root.rstrip("/")) else DOTS if dots else UNKNOWN_ENGINE
-    matter = [name for name in _FINDERS if oldest(name) < used]
+    matter = [name for name in sorted(ENGINES) if oldest(name) < used]
     return limit(installed(host, matter)) if matter else NEWEST
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
@@ -48,6 +49,12 @@ class Daemon(NamedTuple):
         if self.name == "docker" and (17,) <= self.version < (20,):
             parts[1:2] = [part.zfill(2) for part in parts[1:2]]
         return ".".join(parts)
+
+
+def find_daemon(name: str, host: Host, config: str | None = None) -> Daemon | None:
+    """The daemon of an engine, by `find_docker` of facts/docker.py and so on; loads only that module."""
+    daemon: Daemon | None = getattr(import_module(f"gpunode.facts.{name}"), f"find_{name}")(host, config)
+    return daemon
 
 
 def as_daemon_user(host: Host, daemon: Daemon) -> Host:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
+from importlib import import_module
 
 from gpunode.errors import PreconditionError, Unreadable, UsageError
-from gpunode.facts.daemons import Daemon, owner
+from gpunode.facts.daemons import Daemon, find_daemon, owner
 from gpunode.facts.distributions import distribution_at, find_distribution
 from gpunode.facts.kubelet import find_kubelet
 from gpunode.facts.processes import running
@@ -32,35 +33,8 @@ def _distribution(name: str, host: Host, config: str | None) -> Daemon | None:
     return daemon
 
 
-# each imports its engine's facts only where they are needed
-
-
-def _docker(host: Host, config: str | None) -> Daemon | None:
-    from gpunode.facts.docker import find_docker
-
-    return find_docker(host, config)
-
-
-def _containerd(host: Host, config: str | None) -> Daemon | None:
-    from gpunode.facts.containerd import find_containerd
-
-    return find_containerd(host, config)
-
-
-def _crio(host: Host, config: str | None) -> Daemon | None:
-    from gpunode.facts.crio import find_crio
-
-    return find_crio(host, config)
-
-
-def _podman(host: Host, config: str | None) -> Daemon | None:
-    from gpunode.facts.podman import find_podman
-
-    return find_podman(host, config)
-
-
 FINDERS: Mapping[str, Finder] = {
-    **{"docker": _docker, "containerd": _containerd, "crio": _crio, "podman": _podman},
+    **{name: functools.partial(find_daemon, name) for name in ENGINES},
     **{name: functools.partial(_distribution, name) for name in DISTRIBUTIONS},
 }
 
@@ -156,37 +130,14 @@ def _beside(host: Host, config: str, daemon: Daemon) -> bool:
 
 
 def of_daemon(host: Host, daemon: Daemon, drop_in: str = "") -> Engine:
-    """The engine of a daemon. Imports only that engine's module, for a fast start."""
+    """The engine of a daemon: `DockerEngine` of runtime/docker.py and so on; loads only that module."""
     name = name_of_daemon(daemon)
-    if name == "docker":
-        from gpunode.runtime.docker import DockerEngine
-
-        return DockerEngine(host, daemon)
-    if name == "crio":
-        from gpunode.runtime.crio import CrioEngine
-
-        return CrioEngine(host, daemon, drop_in)
-    if name == "podman":
-        from gpunode.runtime.podman import PodmanEngine
-
-        return PodmanEngine(host, daemon)
-    if name == "containerd":
-        from gpunode.runtime.containerd import ContainerdEngine
-
-        return ContainerdEngine(host, daemon, drop_in)
-    if name == "k0s":
-        from gpunode.runtime.k0s import K0sEngine
-
-        return K0sEngine(host, daemon)
-    if name == "microk8s":
-        from gpunode.runtime.microk8s import Microk8sEngine
-
-        return Microk8sEngine(host, daemon)
-    if name in DISTRIBUTIONS:
-        from gpunode.runtime.k3s import K3sEngine
-
-        return K3sEngine(host, daemon)
-    raise ValueError(f"no engine for the daemon {daemon.name!r}")
+    if name not in FINDERS:
+        raise ValueError(f"no engine for the daemon {daemon.name!r}")
+    name = "k3s" if name == "rke2" else name  # which embeds the same code
+    engine_class = getattr(import_module(f"gpunode.runtime.{name}"), f"{name.capitalize()}Engine")
+    result: Engine = engine_class(host, daemon, drop_in)
+    return result
 
 
 def name_of(entry: Entry) -> str:
