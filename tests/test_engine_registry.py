@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -13,27 +13,18 @@ from gpunode.commands.doctor import Preflight
 from gpunode.commands.verify import VerifyPlace
 from gpunode.errors import UsageError
 from gpunode.facts import effective, engines
-from gpunode.facts.daemons import Daemon
+from gpunode.facts.daemons import Daemon, find_daemon
 from gpunode.facts.registry import DAEMONS, DISTRIBUTIONS, ENGINES
 from gpunode.facts.tables import numbers, table
 from gpunode.host import Host
 from gpunode.runtime import find
 from gpunode.runtime.verify import run_program
 from gpunode.runtime.verify.container import ContainerRequest
+from tests.engine_places import lines_of, places
 from tests.silent import SilentProgress
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "adding-an-engine.md"
-WITHOUT_A_PLACE = {"facts/registry.py", "host/redact.py", "commands/demo.py"}
-"""The registry itself; words that aren't secrets; a demonstration with two engines."""
-
-
-def words(engine: str) -> tuple[str, ...]:
-    """Names of an engine, its program and its units."""
-    return (engine, ENGINES[engine].program, *ENGINES[engine].units)
-
-
-NAMES = {word for engine in ENGINES for word in words(engine)}
 
 
 def test_tables_have_an_entry_for_each_engine() -> None:
@@ -76,36 +67,33 @@ def test_only_daemons_have_units() -> None:
     assert set(ENGINES) - set(DAEMONS) == {"podman"}
 
 
-def test_page_names_each_module_that_treats_engines_differently() -> None:
-    places = set(re.findall(r"\b([a-z_]+/[a-z_/]+\.py)\b", PAGE.read_text()))
-    modules = {str(path.relative_to(ROOT / "gpunode")): path for path in (ROOT / "gpunode").rglob("*.py")}
-    differ = {name for name, path in modules.items() if len(engines_of(path)) > 1} - WITHOUT_A_PLACE
-    assert differ - places == set(), "name them in docs/adding-an-engine.md, or use facts/registry.py"
-    gone = {place for place in places - {*modules} if not (ROOT / place).exists()}
-    assert gone == set()
+def test_module_of_a_new_engine_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(ENGINES, "lxd", ENGINES["podman"]._replace(title="LXD", program="lxd"))
+    with pytest.raises(ModuleNotFoundError, match=r"gpunode\.facts\.lxd"):
+        find_daemon("lxd", Host(tmp_path))
+    monkeypatch.setattr(find, "FINDERS", {**find.FINDERS, "lxd": find_daemon})
+    daemon = Daemon("lxd", None, (), "/etc/lxd.toml", "the default path", "/run/lxd.sock", None)
+    with pytest.raises(ModuleNotFoundError, match=r"gpunode\.runtime\.lxd"):
+        find.of_daemon(Host(tmp_path), daemon)
 
 
-def engines_of(path: Path) -> set[str]:
-    """The engines that a module names as elements, keys, compared or assigned values, as topics of the node,
-    or by their roles. A path into a configuration, as in ``dig(tree, "containerd", ...)``, doesn't count."""
-    found: set[str] = set()
-    text = path.read_text()
-    if sum(any(word in text for word in words(name)) for name in ENGINES) < 2:
-        return found  # most modules, so quickly
-    for node in ast.walk(ast.parse(text)):
-        values: list[ast.expr | None] = []
-        match node:
-            case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
-                values = [*elements]
-            case ast.Dict(keys=keys):
-                values = keys
-            case ast.Compare(left=left, comparators=others):
-                values = [left, *others]
-            case ast.Assign(value=value):
-                values = [value]
-            case ast.Attribute(value=ast.Name(id="node" | "self"), attr=name) if name in ENGINES:
-                found.add(name)
-            case ast.Name(id=name) if name.removesuffix("_role") in ENGINES and name.endswith("_role"):
-                found.add(name.removesuffix("_role"))
-        found |= {one.value for one in values if isinstance(one, ast.Constant) and one.value in NAMES}
-    return {next(engine for engine in ENGINES if word in words(engine)) for word in found}
+def test_lines_that_name_engines_are_those_of_modules_for_several_engines() -> None:
+    text = """\
+        if node.docker is None and engine != "crio":
+            dig(tree, "plugins", "containerd")
+        UNITS = "Before=containerd.service"
+    """
+    assert set(lines_of(dedent(text))) == {1, 3}
+    modules = places()
+    assert {"facts/engines.py", "facts/effective.py", "checks/cdi.py", "commands/mig_boot.py"} <= set(modules)
+    assert not {"facts/docker.py", "runtime/docker_rootless.py", "checks/crio.py"} & set(modules)
+
+
+def test_page_names_only_existing_files() -> None:
+    assert "tests.engine_places" in PAGE.read_text()
+    paths = re.findall(r"\b([a-z_]+/[a-z_/]+\.py)\b", PAGE.read_text())
+    assert [
+        path for path in paths if not any((top / path).exists() for top in (ROOT, ROOT / "gpunode"))
+    ] == []

@@ -30,6 +30,7 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
+from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal
 from gpunode.output.result import Progress, Result
@@ -171,7 +172,7 @@ def _desired(engine: Engine, choice: RuntimeChoice) -> tuple[DesiredConfig, tupl
     name, also = choice.nvidia_runtime_name, choice.also or ()
     requested = choice.nvidia_runtime_path or choice.set_as_default or also
     path = choice.nvidia_runtime_path or engine.program
-    if engine.program.startswith("/") and not path.startswith("/") and engine.daemon.name != "docker":
+    if not path.startswith("/") and not ENGINES[engine.daemon.name].on_path:
         raise UsageError(
             f"{engine.daemon.name} wants an absolute path, not {path!r}", hint="--nvidia-runtime-path /PATH"
         )

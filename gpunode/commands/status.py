@@ -378,7 +378,7 @@ def _status(
     files = engine_settings(host, daemon)
     restarter = restarter_of(engine, restart_command)
     restart = restarter.shown("restart") if ENGINES[daemon.name].has_daemon else ""
-    reload = restarter.shown("reload") if daemon.name == "docker" else restart
+    reload = restarter.shown("reload") if ENGINES[daemon.name].reloads else restart
     active = answer.active
     return EngineStatus(
         name=daemon.name,

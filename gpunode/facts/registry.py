@@ -12,8 +12,12 @@ class ContainerEngine(NamedTuple):
     units that start the daemon, the usual one first; () for an engine without a daemon, which no kubelet can
     use and for which nothing is restarted. `cdi` is the first release with CDI devices, as in
     tables/cdi_versions.json. `default_handler` runs a container that names no handler if no file sets one;
-    empty if that depends on the release or on installed programs. `drop_ins` is whether ``--drop-in-config``
-    can choose a file of it.
+    empty if that depends on the release or on installed programs. `config` is how the name of its file ends,
+    by which ``--config`` alone selects it; empty for fixed files. `drop_ins` is whether ``--drop-in-config``
+    can choose a file of it. `reloads` is whether a reload makes its files effective. `asked` is whether a dry
+    run queries the daemon even where files change: the answer decides between reload and restart, and so
+    whether running containers stop. Other engines restart in any case, and a query takes time. `on_path` is
+    whether it finds a runtime's program by a bare name.
     """
 
     title: str
@@ -21,7 +25,11 @@ class ContainerEngine(NamedTuple):
     units: tuple[str, ...]
     cdi: tuple[int, ...]
     default_handler: str
+    config: str = ""
     drop_ins: bool = False
+    reloads: bool = False
+    asked: bool = False
+    on_path: bool = False
 
     @property
     def has_daemon(self) -> bool:
@@ -30,11 +38,30 @@ class ContainerEngine(NamedTuple):
 
 
 ENGINES = {
-    "docker": ContainerEngine("Docker", "dockerd", ("docker.service",), (25,), "runc"),
-    "containerd": ContainerEngine(
-        "containerd", "containerd", ("containerd.service",), (1, 7), "runc", drop_ins=True
+    "docker": ContainerEngine(
+        "Docker",
+        "dockerd",
+        ("docker.service",),
+        (25,),
+        "runc",
+        config=".json",
+        reloads=True,
+        asked=True,
+        on_path=True,
     ),
-    "crio": ContainerEngine("CRI-O", "crio", ("crio.service", "cri-o.service"), (1, 24), "", drop_ins=True),
+    "containerd": ContainerEngine(
+        "containerd", "containerd", ("containerd.service",), (1, 7), "runc", config=".toml", drop_ins=True
+    ),
+    "crio": ContainerEngine(
+        "CRI-O",
+        "crio",
+        ("crio.service", "cri-o.service"),
+        (1, 24),
+        "",
+        config="crio.conf",
+        drop_ins=True,
+        asked=True,
+    ),
     "podman": ContainerEngine("podman", "podman", (), (4, 1), ""),
 }
 DAEMONS = {name: engine for name, engine in ENGINES.items() if engine.has_daemon}

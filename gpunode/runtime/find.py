@@ -156,15 +156,10 @@ def _name(manager: str, engine: str) -> str:
 
 def _auto(host: Host, config: str) -> str:
     """The engine of the named file, the kubelet's, or the only one; podman only if there is no other."""
-    if config.endswith(".toml"):
-        return "containerd"
-    if config.endswith(".json"):
-        return "docker"
-    if config.endswith("crio.conf"):
-        return "crio"
-    kubelets = _kubelet_engine(host)
-    if kubelets:
-        return kubelets
+    by_file = (name for name, row in ENGINES.items() if row.config and config.endswith(row.config))
+    selected = next(by_file, "") or _kubelet_engine(host)
+    if selected:
+        return selected
     daemons = [
         name for name, find in FINDERS.items() if name != "podman" and _is_meant(name, find(host, None))
     ]

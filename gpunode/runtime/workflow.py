@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError
+from gpunode.facts.registry import ENGINES
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit, Journal, rollback_command
 from gpunode.host.transaction import attempt, begin
@@ -178,11 +179,6 @@ def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> 
     return [Text(f"not done yet, run{where}: {command}", Style.WARN), Text(f"  {restart.reason}", Style.DIM)]
 
 
-# A dry run queries these even where files change: their answer decides between reload and restart, and so
-# whether running containers stop. The other engines then restart in any case, and a query takes time.
-_ASKED_ANYWAY = ("docker", "crio")
-
-
 @dataclass(frozen=True)
 class Intent:
     """One engine's part of a command: its name in the journal, the runtimes, planner and validator.
@@ -250,7 +246,7 @@ def _require_rights(host: Host, request: Request) -> None:
 
 def _task(request: Request, engine: Engine, intent: Intent) -> Task:
     restarter = restarter_of(engine, request.restart_command)
-    if request.dry_run and engine.daemon.name not in _ASKED_ANYWAY:
+    if request.dry_run and not ENGINES[engine.daemon.name].asked:
         plan = intent.plan(None)
         if plan.changed:
             return Task(engine, intent, plan, None, restarter)
