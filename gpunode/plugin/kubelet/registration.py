@@ -63,11 +63,12 @@ class AllocatableCheck:
     Another plugin's devices instead of ours are proof at the first check, which comes as soon as the kubelet
     has written its checkpoint: a later list of ours replaces them, and after that plugin's exit it hides the
     loss for as long as the kubelet waits for an endpoint to return (5 minutes). No devices at all, or those
-    that we advertised before, are proof at the second check, because our own list may be on its way.
+    that we advertised before, are proof if a check at least `again` seconds later finds the same and our list
+    didn't change in between, because our own list may be on its way.
     """
 
     settle = 0.5  # seconds until the first check: our own list may still be on its way
-    again = 1.0  # seconds until the second check
+    again = 1.0
     every = 30.0  # seconds between checks without events
     alert = 2.0  # the same for some time after a loss: the kubelet gives no sign when the other plugin exits
     alert_for = 600.0
@@ -88,15 +89,11 @@ class AllocatableCheck:
         self._next = 0.0
         self._settled = 0.0
         self._alert_until = 0.0
-        self._misses = 0
+        self._missing_since: float | None = None  # the first of the checks that found none of our devices
         self._advertised: set[str] = set()  # ids that we have advertised at any time
         self._version = 0  # of the snapshot that was added last
         self.listed: frozenset[str] = frozenset()
-
-    @property
-    def lost(self) -> bool:
-        """Whether the kubelet listed another plugin's devices instead of ours, or none twice in a row."""
-        return self._misses > 1
+        self.lost = False  # the kubelet allocates none of our devices: we must register again
 
     def registering(self) -> None:
         """Ignore checkpoints from before this moment."""
@@ -109,7 +106,7 @@ class AllocatableCheck:
 
     def stop(self) -> None:
         """Forget the previous checks, and the one in progress."""
-        self._misses = 0
+        self._missing_since, self.lost = None, False
         self._answer = None
 
     def look(self, now: float) -> None:
@@ -118,6 +115,7 @@ class AllocatableCheck:
         if snapshot.version != self._version:
             self._version = snapshot.version
             self._advertised.update(snapshot.by_id)
+            self._missing_since = None
         if self._answer is not None:
             if self._answer.empty():
                 return
@@ -155,15 +153,17 @@ class AllocatableCheck:
                 self._trusted = True
             else:  # the checkpoint counts if it was written since our registration
                 listed = written if written and self._checkpoint() != self._before else None
-        lost = bool(own_ids) and listed is not None and listed.isdisjoint(own_ids)
         self.listed = listed or frozenset()
-        foreign = listed is not None and not listed <= self._advertised
-        self._misses = (2 if foreign else self._misses + 1) if lost else 0
-        if lost:
-            self._alert_until = now + self.alert_for
-            self._next = now + self.again
-        else:
+        if listed is None or not own_ids or not listed.isdisjoint(own_ids):
+            self._missing_since, self.lost = None, False
             self._next = now + (self.alert if now < self._alert_until else self.every)
+            return
+        if self._missing_since is None:
+            self._missing_since = now
+        foreign = not listed <= self._advertised
+        self.lost = foreign or now - self._missing_since >= self.again
+        self._alert_until = now + self.alert_for
+        self._next = now + self.again
 
     def _read_checkpoint(self) -> frozenset[str]:
         try:

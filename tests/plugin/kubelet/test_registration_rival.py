@@ -5,11 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from gpunode.host import Host
+from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.kubelet.registration import AllocatableCheck
+from gpunode.plugin.ledger import Feed
+from gpunode.plugin.model import KubeletDevice, Resource, Unit
 from tests.plugin.fakes import FakeBackend
 from tests.plugin.kubelet.test_registration_links import Running, running
 from tests.plugin.kubelet_stub import KubeletStub
@@ -156,6 +160,32 @@ def test_changed_ids_are_no_loss_while_the_kubelet_lists_the_old_ones(node: Node
     assert not check.lost
     check._evaluate(2.0, frozenset({"X-0"}))
     assert check.lost
+
+
+def test_two_checks_of_one_list_are_no_loss(short: Path) -> None:
+    """The kubelet writes its checkpoint after each list, and each write causes a check."""
+    first, second = (
+        Resource(RESOURCE, (KubeletDevice(unit.id, unit),))
+        for unit in (Unit("A", "A", "0"), Unit("B", "B", "0"))
+    )
+    feed = Feed(first)
+    check = AllocatableCheck(Host(short, {}), Settings(), RESOURCE, feed, lambda: None)
+    check.look(0.0)
+
+    def is_lost(now: float, listed: str) -> bool:
+        check._trusted = True
+        check._answer = SimpleQueue()
+        check._answer.put(frozenset({listed}))
+        check.look(now)
+        return check.lost
+
+    feed.publish(second)
+    assert not is_lost(10.000, "A")
+    assert not is_lost(10.002, "A")
+    feed.publish(first)
+    assert not is_lost(10.004, "B"), "the second check, but the first one of this list"
+    assert not is_lost(11.003, "B")
+    assert is_lost(11.005, "B"), "a second later"
 
 
 def test_without_pod_resources_the_checkpoint_is_compared(node: Node) -> None:
