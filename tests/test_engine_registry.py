@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from textwrap import dedent
+from typing import get_args
 
 import pytest
 
@@ -31,8 +32,8 @@ def test_tables_have_an_entry_for_each_engine() -> None:
     assert set(engines.ROLES) == set(ENGINES)
     assert set(effective._READERS) == set(ENGINES)
     assert set(find.FINDERS) == {*ENGINES, *DISTRIBUTIONS}
-    assert {one.value for one in VerifyPlace} == {*ENGINES, *DISTRIBUTIONS, "host", "kubernetes"}
-    assert {one.value for one in Preflight} == {*ENGINES, "kubernetes"}
+    assert set(get_args(VerifyPlace)) == {*ENGINES, *DISTRIBUTIONS, "host", "kubernetes"}
+    assert set(get_args(Preflight)) == {*ENGINES, "kubernetes"}
 
 
 def test_first_release_with_cdi_is_that_of_the_tables() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from gpunode.commands.session import Session, verb
 from gpunode.output.result import Result, Text
-from gpunode.output.typed import StrEnum
 
 # The functions of `typer.completion` that this module and `session.run_app` call are private. Typer documents
 # only `add_completion`, which adds --show-completion and --install-completion, and that one edits ~/.bashrc.
@@ -32,18 +31,13 @@ class Completion:
 completion_app = typer.Typer(rich_markup_mode=None)
 
 
-class Shell(StrEnum):
-    """Shells with a completion script."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
 @verb(completion_app, "completion", "Completion")
 def completion(
     session: Session,
-    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_envvar=False)],
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"],
+        typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_envvar=False),
+    ],
 ) -> Result:
     """Print a shell completion script. It completes commands, options and values.
 
@@ -53,8 +47,8 @@ def completion(
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-    script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell.value)
-    if shell is Shell.ZSH:
+    script = get_completion_script(prog_name="gpunode", complete_var=VARIABLE, shell=shell)
+    if shell == "zsh":
         script += f"\n\n{_AUTOLOADED}"
     lines = tuple(Text(line) for line in script.splitlines())
-    return Result("Completion", Completion(shell.value, script), blocks=lines)
+    return Result("Completion", Completion(shell, script), blocks=lines)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -43,7 +43,6 @@ from gpunode.host import Host
 from gpunode.output.prometheus import metrics
 from gpunode.output.render import ENVELOPES, Output, output_for
 from gpunode.output.result import ExitCode, Progress, Result
-from gpunode.output.typed import StrEnum
 
 # What only some options need is imported where they are used: the doctor also runs every few minutes, as a
 # timer or as a job.
@@ -264,14 +263,7 @@ def reference(now: float) -> tuple[TableAge, ...]:
 doctor_app = typer.Typer(rich_markup_mode=None)
 
 
-class Preflight(StrEnum):
-    """What `doctor --preflight` checks the prerequisites of."""
-
-    DOCKER = "docker"
-    CONTAINERD = "containerd"
-    CRIO = "crio"
-    PODMAN = "podman"
-    KUBERNETES = "kubernetes"
+Preflight = Literal["docker", "containerd", "crio", "podman", "kubernetes"]
 
 
 @dataclass(frozen=True)
@@ -413,8 +405,7 @@ def doctor(
         doctor_fix.refuse(fix, apply, allowed)
     _refuse_files(checks or ())
     ids = (*(checks or ()), *(options.only or ()))
-    preflight = options.preflight.value if options.preflight else ""
-    selection = selected(ids, options.skip or (), options.ignore or (), preflight)
+    selection = selected(ids, options.skip or (), options.ignore or (), options.preflight or "")
     if options.cuda and release_of(options.cuda) is None:
         raise UsageError(f"--cuda {options.cuda}: not a CUDA release", hint="two numbers, such as 12.8")
     questions = Questions(options.expect_gpus, options.cuda, options.image, options.deep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -41,7 +41,6 @@ from gpunode.kubernetes.manifests import (
     runtime_class,
 )
 from gpunode.output.result import Result, Style, Text
-from gpunode.output.typed import StrEnum
 from gpunode.plugin.config.settings import Settings, resource_name_problem
 from gpunode.plugin.config.values import nearest
 
@@ -236,7 +235,7 @@ def missing_image(image: str) -> tuple[str, ...]:
 def plugin_set(host: Host, options: PluginOptions, command: str = "") -> PluginSet:
     """The plugin to deploy; `command` is the one that has the options. A config file is read here, on this
     machine; without an image it is our version's, which the nodes must already have."""
-    vendor, mig, mps = options.vendor.value, options.mig.value if options.mig else "", options.mps or 0
+    vendor, mig, mps = options.vendor, options.mig or "", options.mps or 0
     cdi, config_file, driver_root = options.cdi, options.config_file, options.driver_root
     labels = checked_words("--labels", options.labels or (), LABEL_SINKS, command)
     nvidia_only = {"--mig-strategy": mig, "--mps": mps, "--cdi": cdi, "--driver-root": driver_root}
@@ -346,21 +345,6 @@ def _cdi(settings: Settings) -> bool:
 manifests_app = command_group("Print Kubernetes manifests.")
 
 
-class Vendor(StrEnum):
-    "GPU vendor: nvidia or amd."
-
-    NVIDIA = "nvidia"
-    AMD = "amd"
-
-
-class Mig(StrEnum):
-    """MIG strategies of the plugin."""
-
-    NONE = "none"
-    SINGLE = "single"
-    MIXED = "mixed"
-
-
 ClassOption = Annotated[
     str,
     typer.Option(
@@ -396,7 +380,7 @@ class PluginOptions:
             show_default=f"gpunode:{__version__}, which each node must have",
         ),
     ] = ""
-    vendor: Annotated[Vendor, plugin_option("vendor")] = Vendor.NVIDIA
+    vendor: Annotated[Literal["nvidia", "amd"], plugin_option("vendor")] = "nvidia"
     namespace: Annotated[
         str,
         typer.Option(
@@ -404,7 +388,7 @@ class PluginOptions:
         ),
     ] = OWN_NAMESPACE
     runtime_class: ClassOption = "nvidia"
-    mig: Annotated[Mig | None, plugin_option("mig_strategy", "--mig")] = None
+    mig: Annotated[Literal["none", "single", "mixed"] | None, plugin_option("mig_strategy", "--mig")] = None
     mps: Annotated[
         int | None,
         typer.Option(

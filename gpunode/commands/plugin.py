@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,7 +31,6 @@ from gpunode.gpu.probe import probe
 from gpunode.host import PLUGIN_STATE, Host
 from gpunode.host.documents import MAX_STREAM_BYTES
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
-from gpunode.output.typed import StrEnum
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import DEFAULT, ResolvedSettings, option_value
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
@@ -44,12 +43,6 @@ if TYPE_CHECKING:
     from gpunode.plugin.simulate.faults import Fault
 
 # what only one subcommand needs is imported when that runs: `plugin status` loads this module, too
-
-
-class OtherPlugin(StrEnum):
-    """Device plugins that have a configuration which gpunode can translate."""
-
-    GKE = "gke"
 
 
 plugin_app = command_group("Run and inspect the Kubernetes device plugin.")
@@ -73,7 +66,7 @@ def plugin_check_config(
     session: Session,
     file: Annotated[str, typer.Argument(metavar="[FILE]", help="Configuration file to check.")] = "",
     source: Annotated[
-        OtherPlugin | None, typer.Option("--from", help="Convert FILE from GKE's format and print it.")
+        Literal["gke"] | None, typer.Option("--from", help="Convert FILE from GKE's format and print it.")
     ] = None,
     **options: Any,
 ) -> Result:
@@ -85,7 +78,7 @@ def plugin_check_config(
 
     gpunode plugin check-config --from gke gpu_config.json > plugin.yaml
     """
-    return check_config(session.host, options, file, source.value if source else "")
+    return check_config(session.host, options, file, source or "")
 
 
 # `gpunode plugin inject`.

@@ -15,7 +15,7 @@ from functools import partial, wraps
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -25,7 +25,6 @@ from gpunode.output.render import (
     ENVELOPES,
     Color,
     Output,
-    PlainOutput,
     StderrProgress,
     document,
     output_failed,
@@ -111,20 +110,14 @@ class GlobalOptions:
         return Output(self.output or Output.TABLE)
 
 
-def _with_output(annotation: Any) -> list[inspect.Parameter]:
-    return [p.replace(annotation=annotation) if p.name == "output" else p for p in _GLOBALS.values()]
-
-
 def _options_of(group: Any) -> Mapping[str, inspect.Parameter]:
     """The options of a dataclass, one per field."""
     return inspect.signature(group, eval_str=True).parameters
 
 
 _GLOBALS = _options_of(GlobalOptions)
-_SHORT = Annotated[PlainOutput | None, _option("-o", **_FORMAT, text="Output format: table, json or yaml.")]
-_PLAIN = Annotated[
-    PlainOutput | None, _option("-o", "--output", **_FORMAT, text="Output format: table, json or yaml.")
-]
+_PLAIN = {**_FORMAT, "text": "Output format: table, json or yaml."}
+_PlainOutput = Literal["table", "json", "yaml"] | None
 
 
 def takes_globals(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,8 +150,11 @@ def verb(
     A command class `cls` may have options that the signature doesn't name; they come as keywords.
     `service` says whether the command, with these options, runs until a signal ends it (`until_signal`).
     """
-    documented = list(_GLOBALS.values())
-    globals_ = documented if kind in DOCUMENTED else _with_output(_SHORT if own_output else _PLAIN)
+    globals_ = dict(_GLOBALS)
+    if kind not in DOCUMENTED:
+        flags = ("-o",) if own_output else ("-o", "--output")
+        plain_output = Annotated[_PlainOutput, _option(*flags, **_PLAIN)]
+        globals_["output"] = _GLOBALS["output"].replace(annotation=plain_output)
 
     def register(function: Command) -> Command:
         parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
@@ -191,7 +187,7 @@ def verb(
             raise SystemExit(_serve(run) if service(options) else _interruptible(run))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        _sign(call, [context, *own, *globals_])
+        _sign(call, [context, *own, *globals_.values()])
         app.command(name, cls=cls or HelpCommand)(call)
         return function
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -70,7 +70,6 @@ from gpunode.kubernetes.changes import label_patch, labels_of
 from gpunode.kubernetes.changes import look as look_at
 from gpunode.kubernetes.manifests import PluginSet, daemon_set, present, runtime_class
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result, Style, Text
-from gpunode.output.typed import StrEnum
 from gpunode.runtime import find
 from gpunode.runtime.engine import Request
 from gpunode.runtime.verify.container import ContainerRequest
@@ -82,25 +81,18 @@ WAIT_SECONDS = 60.0
 setup_app = typer.Typer(rich_markup_mode=None)
 
 
-class PluginWay(StrEnum):
-    """How `--kubernetes` runs the device plugin."""
-
-    SYSTEMD = "systemd"
-    DAEMONSET = "daemonset"
-
-
 @dataclass(frozen=True)
 class KubernetesOptions:
     """The options that go with --kubernetes. An empty `node` is looked up."""
 
     plugin: Annotated[
-        PluginWay,
+        Literal["systemd", "daemonset"],
         typer.Option(
             "--plugin",
             help="Run the device plugin as a systemd unit, or as a DaemonSet on all GPU nodes.",
             rich_help_panel=KUBERNETES,
         ),
-    ] = PluginWay.SYSTEMD
+    ] = "systemd"
     image: Annotated[
         str,
         typer.Option(
@@ -517,7 +509,7 @@ def set_up_kubernetes(host: Host, goal: KubernetesGoal, progress: Progress, show
 def prepare(host: Host, goal: KubernetesGoal, progress: Progress) -> ClusterNode:
     """`UsageError`; `PreconditionError` for a node without kubelet or engine, or a user who isn't root."""
     request = goal.request
-    if goal.options.image and goal.options.plugin is not PluginWay.DAEMONSET:
+    if goal.options.image and goal.options.plugin != "daemonset":
         raise UsageError("--image is the DaemonSet's", hint="add --plugin daemonset")
     if host.live and not host.is_root and not request.dry_run:
         raise PreconditionError("setting a node up needs root", hint="run it again with sudo, or --dry-run")
@@ -556,7 +548,7 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
 
 
 def _report(at: ClusterNode, results: StepResults, go_on: str) -> Result:
-    data = KubernetesSetup(at.engine, at.goal.options.plugin.value, results.steps, go_on, at.request.dry_run)
+    data = KubernetesSetup(at.engine, at.goal.options.plugin, results.steps, go_on, at.request.dry_run)
     blocks = (overview(results.steps), *_closing_lines(at, results, go_on))
     failure = results.failure
     if failure is None:
@@ -723,7 +715,7 @@ def set_label(host: Host, at: node_object.NodeLocation, key: str, value: str, pr
 
 def _plugin(at: ClusterNode) -> tuple[NodeStep, ...]:
     host, goal, progress, dry_run = at.host, at.goal, at.progress, at.request.dry_run
-    if goal.options.plugin is PluginWay.SYSTEMD:
+    if goal.options.plugin == "systemd":
         return (service_step(host, goal.cdi, goal.options.wait, progress, dry_run=dry_run),)
 
     def desired_plugin() -> PluginSet:

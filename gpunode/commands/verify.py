@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,7 +34,6 @@ from gpunode.gpu.vectoradd import Answer, DeviceResult, Plan
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
-from gpunode.output.typed import StrEnum
 from gpunode.runtime.verify import run_program
 from gpunode.runtime.verify.container import ContainerOutcome, ContainerRequest, Verification
 from gpunode.runtime.verify.failures import without_driver
@@ -250,19 +249,9 @@ def _row(device: DeviceResult) -> tuple[Cell | str, ...]:
 verify_app = typer.Typer(rich_markup_mode=None)
 
 
-class VerifyPlace(StrEnum):
-    """Where `verify` runs its CUDA kernel."""
-
-    HOST = "host"
-    DOCKER = "docker"
-    CONTAINERD = "containerd"
-    CRIO = "crio"
-    PODMAN = "podman"
-    K3S = "k3s"
-    RKE2 = "rke2"
-    K0S = "k0s"
-    MICROK8S = "microk8s"
-    KUBERNETES = "kubernetes"
+VerifyPlace = Literal[
+    "host", "docker", "containerd", "crio", "podman", "k3s", "rke2", "k0s", "microk8s", "kubernetes"
+]
 
 
 @dataclass(frozen=True)
@@ -310,7 +299,7 @@ TimeoutOption = Annotated[
 @verb(verify_app, "verify", "Verification")
 def verify(
     session: Session,
-    on: Annotated[VerifyPlace, typer.Option("--on", help="Where the CUDA program runs.")] = VerifyPlace.HOST,
+    on: Annotated[VerifyPlace, typer.Option("--on", help="Where the CUDA program runs.")] = "host",
     image: ImageOption = "",
     runtime_name: NameOption = "nvidia",
     config: ConfigOption = "",
@@ -333,7 +322,7 @@ def verify(
     gpunode verify --on kubernetes --kubeconfig ~/.kube/config
     """
     _refuse_contradictions(on, image, socket, config, cdi=cdi, pod=next(iter(changed(pod)), ""))
-    if on is VerifyPlace.KUBERNETES:
+    if on == "kubernetes":
         from gpunode.commands import verify_kubernetes
 
         pod_request = verify_kubernetes.PodRequest(
@@ -347,10 +336,10 @@ def verify(
             access=Access(pod.kubeconfig, pod.kube_context, pod.server, pods=True),
         )
         return verify_kubernetes.run(session.host, pod_request, session.progress)
-    if on is VerifyPlace.HOST:
+    if on == "host":
         return run(session.host, session.progress, timeout or SECONDS)
     request = ContainerRequest(
-        engine=on.value,
+        engine=on,
         runtime_name=runtime_name,
         image=image,
         timeout=timeout or SECONDS,
@@ -365,14 +354,14 @@ def _refuse_contradictions(
     on: VerifyPlace, image: str, socket: str, config: str, *, cdi: bool, pod: str
 ) -> None:
     """`UsageError` for options of another target; `pod` is the first option for a pod, empty for none."""
-    if on is VerifyPlace.KUBERNETES:
+    if on == "kubernetes":
         option = "--cdi" if cdi else "--socket" if socket else "--config" if config else ""
         if option:
             raise UsageError(f"{option} is for a container engine", hint="leave it out with --on kubernetes")
         return
     if pod:
-        raise UsageError(f"{pod} is for a pod, and --on is {on.value}", hint="gpunode verify --on kubernetes")
+        raise UsageError(f"{pod} is for a pod, and --on is {on}", hint="gpunode verify --on kubernetes")
     option = f"--image {image}" if image else "--cdi" if cdi else ""
-    if option and on is VerifyPlace.HOST:
+    if option and on == "host":
         subject = "an image" if image else "CDI"
         raise UsageError(f"{subject} needs a container engine", hint=f"gpunode verify --on docker {option}")

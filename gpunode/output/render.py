@@ -36,14 +36,6 @@ class Output(StrEnum):
     PROMETHEUS = "prometheus"
 
 
-class PlainOutput(StrEnum):
-    """``-o`` of a command whose result is neither a page nor metrics."""
-
-    TABLE = "table"
-    JSON = "json"
-    YAML = "yaml"
-
-
 ENVELOPES = (Output.JSON, Output.YAML)
 """The machine-readable forms that every command has."""
 
