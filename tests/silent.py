@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gpunode.commands.session import GlobalOptions, Session
+from gpunode.host import Host
+
 
 class SilentProgress:
     """Implements `output.result.Progress`."""
@@ -20,3 +23,8 @@ class SilentProgress:
     @contextmanager
     def following(self, text: str, name: str) -> Iterator[Callable[[str], None]]:
         yield lambda _last: None
+
+
+def silent_session(host: Host) -> Session:
+    """What a command's function takes."""
+    return Session(host, SilentProgress(), "", GlobalOptions())

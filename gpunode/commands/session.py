@@ -34,7 +34,7 @@ from gpunode.output.render import (
     render_error,
     say,
 )
-from gpunode.output.result import Block, ErrorInfo, ExitCode, Result
+from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result
 
 if TYPE_CHECKING:
     from gpunode.host import Host
@@ -231,7 +231,7 @@ class Session:
     """What one command works with; `kind` is its result's."""
 
     host: Host
-    progress: StderrProgress
+    progress: Progress
     kind: str
     options: GlobalOptions
 

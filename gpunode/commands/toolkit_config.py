@@ -24,7 +24,6 @@ from gpunode.output.result import (
     Change,
     ErrorInfo,
     ExitCode,
-    Progress,
     Result,
     Style,
     Table,
@@ -36,6 +35,20 @@ from gpunode.runtime.engine import decode
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
 KIND = "ToolkitConfig"
+
+toolkit_app = command_group("Install and configure the NVIDIA Container Toolkit.")
+config_app = command_group("Read and edit the toolkit's config.toml.")
+toolkit_app.add_typer(config_app, name="config")
+
+FileOption = Annotated[
+    str,
+    typer.Option(
+        *("--config-file", "--config"),
+        metavar="PATH",
+        help="Path of config.toml.",
+        show_default="the file that the toolkit reads",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -67,20 +80,28 @@ class ToolkitConfig:
     dry_run: bool = False
 
 
-def run(host: Host, keys: Sequence[str] = (), config: str = "") -> Result:
-    """Show these settings, or all, with their sources; kind ToolkitConfig. A key may be a table: then
-    everything below it is shown.
+@verb(config_app, "get", "ToolkitConfig")
+def toolkit_config_get(
+    session: Session,
+    key: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Keys or tables to print.", show_default="all"),
+    ] = None,
+    config: FileOption = "",
+) -> Result:
+    """Show settings and the origin of each value. The exit code is 1 for a file with invalid settings.
 
-    Exit 1 if the file has a key or value that the toolkit doesn't accept.
+    gpunode toolkit config get nvidia-container-runtime.mode
     """
-    path, source = facts.locate(host, config)
-    text = host.read_text(path)
+    keys = key or ()
+    path, source = facts.locate(session.host, config)
+    text = session.host.read_text(path)
     if config and text is None:
         raise PreconditionError(
             f"{path} doesn't exist", hint="leave out --config-file, or name an existing file"
         )
     tree = parse_toml(text or "", path)
-    settings = _selected(settings_in(host, tree), keys)
+    settings = _selected(settings_in(session.host, tree), keys)
     data = ToolkitConfig(path, source, text is not None, settings)
     problems = tuple(
         ErrorInfo("toolkit-config", f"{path}: {setting.key}: {setting.problem}", _fix(setting))
@@ -172,20 +193,24 @@ _ROOTFUL = (
 _HEADING = "# NVIDIA Container Toolkit; what isn't here has the toolkit's own default\n"
 
 
-def run_set(
-    host: Host,
-    progress: Progress,
-    settings: Sequence[str],
-    config: str = "",
-    *,
-    create: bool = False,
-    dry_run: bool = False,
+@verb(config_app, "set", "ToolkitConfig")
+def toolkit_config_set(
+    session: Session,
+    setting: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY=VALUE...", help="Settings; separate the values of a list with commas."),
+    ],
+    config: FileOption = "",
+    create: Annotated[bool, typer.Option("--create", help="Create the file if it doesn't exist.")] = False,
+    dry_run: DryRunOption = False,
 ) -> Result:
-    """Change settings, KEY=VALUE each; `create` makes a missing file; kind ToolkitConfig.
+    """Change settings. Comments are kept and values checked; gpunode rollback undoes the change.
 
-    `UsageError` for a key or value that the toolkit doesn't accept.
+    Needs root, except for a file of your own or with --dry-run.
+
+    sudo gpunode toolkit config set nvidia-container-runtime.mode=cdi
     """
-    values = _parsed(facts.keys_for(host), settings)
+    values = _parsed(facts.keys_for(session.host), setting)
     # before the file is read; what depends on the file is allowed here
     _refuse_wrong(values, {"features": {"allow-ldconfig-from-container": True}})
 
@@ -194,7 +219,7 @@ def run_set(
         _refuse_wrong(values, parse_toml(after, path))
         return after
 
-    return _change(host, progress, config, edited, settings, create=create, dry_run=dry_run)
+    return _change(session, config, edited, setting, create=create, dry_run=dry_run)
 
 
 def _refuse_wrong(values: Mapping[Key, Any], tree: Mapping[str, Any]) -> None:
@@ -204,19 +229,28 @@ def _refuse_wrong(values: Mapping[Key, Any], tree: Mapping[str, Any]) -> None:
             raise UsageError(f"{key.name}: {problem}", hint=f"see gpunode toolkit config get {key.name}")
 
 
-def unset(
-    host: Host, progress: Progress, keys: Sequence[str], config: str = "", *, dry_run: bool = False
+@verb(config_app, "unset", "ToolkitConfig")
+def toolkit_config_unset(
+    session: Session,
+    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys to reset to their defaults.")],
+    config: FileOption = "",
+    dry_run: DryRunOption = False,
 ) -> Result:
-    """Remove keys, so that the toolkit's own defaults apply; kind ToolkitConfig."""
+    """Remove settings, so that the toolkit's defaults apply.
+
+    Needs root, except for a file of your own or with --dry-run.
+
+    sudo gpunode toolkit config unset features.allow-ldconfig-from-container
+    """
 
     def edited(text: str, path: str) -> str:
         names = facts.names_in(parse_toml(text, path))
-        for name in keys:
+        for name in key:
             if name not in names:
                 facts.find_key(facts.KEYS, name)
-        return without_settings(text, path, [tuple(name.split(".")) for name in keys])
+        return without_settings(text, path, [tuple(name.split(".")) for name in key])
 
-    return _change(host, progress, config, edited, keys, create=False, dry_run=dry_run)
+    return _change(session, config, edited, key, dry_run=dry_run)
 
 
 def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]:
@@ -238,17 +272,17 @@ def _parsed(keys: tuple[Key, ...], settings: Sequence[str]) -> Mapping[Key, Any]
 
 
 def _change(
-    host: Host,
-    progress: Progress,
+    session: Session,
     config: str,
     edited: Callable[[str, str], str],
     settings: Sequence[str],
     *,
-    create: bool,
+    create: bool = False,
     dry_run: bool,
 ) -> Result:
     """Write what `edited` makes of the file's text and path; `settings`, KEY or KEY=VALUE each, are recorded
     in the journal."""
+    host = session.host
     path, source = facts.locate(host, config)
     if not path.startswith("/"):
         raise UsageError(
@@ -267,7 +301,7 @@ def _change(
         return (FileEdit(path, before, before if before is not None and after == text else after.encode()),)
 
     context = {"config": path, "settings": list(settings)}
-    restart = engine_restart(host, progress)
+    restart = engine_restart(host, session.progress)
     done = change_files(host, OPERATION, plan, restart, context=context, dry_run=dry_run)
     tree = parse_toml(decode(done.edits[0].after, path), path)
     changed = {setting.partition("=")[0] for setting in settings}
@@ -287,72 +321,3 @@ def _blocks(host: Host, data: ToolkitConfig) -> tuple[Block, ...]:
     if data.journal:
         blocks.append(Text(f"undo it with: {rollback_command(host, data.journal)}", Style.DIM))
     return tuple(blocks)
-
-
-# `gpunode toolkit`.
-
-toolkit_app = command_group("Install and configure the NVIDIA Container Toolkit.")
-config_app = command_group("Read and edit the toolkit's config.toml.")
-toolkit_app.add_typer(config_app, name="config")
-
-FileOption = Annotated[
-    str,
-    typer.Option(
-        *("--config-file", "--config"),
-        metavar="PATH",
-        help="Path of config.toml.",
-        show_default="the file that the toolkit reads",
-    ),
-]
-
-
-@verb(config_app, "get", "ToolkitConfig")
-def toolkit_config_get(
-    session: Session,
-    key: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY]...", help="Keys or tables to print.", show_default="all"),
-    ] = None,
-    config: FileOption = "",
-) -> Result:
-    """Show settings and the origin of each value. The exit code is 1 for a file with invalid settings.
-
-    gpunode toolkit config get nvidia-container-runtime.mode
-    """
-    return run(session.host, key or (), config)
-
-
-@verb(config_app, "set", "ToolkitConfig")
-def toolkit_config_set(
-    session: Session,
-    setting: Annotated[
-        list[str],
-        typer.Argument(metavar="KEY=VALUE...", help="Settings; separate the values of a list with commas."),
-    ],
-    config: FileOption = "",
-    create: Annotated[bool, typer.Option("--create", help="Create the file if it doesn't exist.")] = False,
-    dry_run: DryRunOption = False,
-) -> Result:
-    """Change settings. Comments are kept and values checked; gpunode rollback undoes the change.
-
-    Needs root, except for a file of your own or with --dry-run.
-
-    sudo gpunode toolkit config set nvidia-container-runtime.mode=cdi
-    """
-    return run_set(session.host, session.progress, setting, config, create=create, dry_run=dry_run)
-
-
-@verb(config_app, "unset", "ToolkitConfig")
-def toolkit_config_unset(
-    session: Session,
-    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys to reset to their defaults.")],
-    config: FileOption = "",
-    dry_run: DryRunOption = False,
-) -> Result:
-    """Remove settings, so that the toolkit's defaults apply.
-
-    Needs root, except for a file of your own or with --dry-run.
-
-    sudo gpunode toolkit config unset features.allow-ldconfig-from-container
-    """
-    return unset(session.host, session.progress, key, config, dry_run=dry_run)

@@ -24,7 +24,7 @@ from gpunode.output.typed import toml
 from gpunode.runtime.engine import Request
 from gpunode.runtime.workflow import RuntimeConfiguration
 from tests.cli import gpunode
-from tests.silent import SilentProgress
+from tests.silent import SilentProgress, silent_session
 
 Configure = Callable[..., Result]
 DOCKER = "etc/docker/daemon.json"
@@ -340,8 +340,8 @@ def test_previous_default_survives_many_other_changes(root: Path, configure: Con
     configure("docker", set_as_default=True)
     host = Host(root, environ={})
     for number in range(KEEP + 5):
-        settings = (f"nvidia-container-cli.debug=/{number}",)
-        toolkit_config.run_set(host, SilentProgress(), settings, create=True)
+        settings = [f"nvidia-container-cli.debug=/{number}"]
+        toolkit_config.toolkit_config_set(silent_session(host), settings, create=True)
     assert len(Journal.of(host).entries()) == KEEP
     request = Request(("docker",))
     unconfigure_runtime.unconfigure(host, request, SilentProgress())

@@ -16,7 +16,7 @@ from gpunode.host import Host
 from tests.cli import Ran, gpunode
 from tests.ordinary_user import AS_ORDINARY_USER, UID, public_directory
 from tests.runtime.test_toolkit_file import PACKAGED
-from tests.silent import SilentProgress
+from tests.silent import silent_session
 
 MODE = "nvidia-container-runtime.mode"
 Run = Callable[..., Ran]
@@ -157,7 +157,7 @@ def test_setting_that_the_toolkit_refuses_is_refused_with_a_hint(
 ) -> None:
     host = Host(file.parents[2])
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        command.run_set(host, SilentProgress(), (setting,))
+        command.toolkit_config_set(silent_session(host), [setting])
     assert hint in caught.value.hint
     assert file.read_text() == PACKAGED
 
