@@ -74,28 +74,46 @@ def test_rpm_installs_is_repaired_upgrades_and_goes(suite: str, dist: Path, tmp_
     assert sorted(left) == ["./etc/gpunode", "./var/lib/gpunode"]
 
 
-def test_deb_installs_and_runs(bare: Machine) -> None:
-    apt(bare, "install", f"{PACKAGES}/gpunode_{__version__}_amd64.deb")
-    assert bare.sh("readlink -f /opt/gpunode/bin/python3") == f"/usr/bin/python{PYTHONS[bare.suite]}\n"
-    assert bare.gpunode("--version").out == f"gpunode {__version__}\n"
-    doctor = bare.gpunode("doctor", user="ada")
+def deb_of(version: str) -> str:
+    """The package's path in the machine."""
+    return f"{PACKAGES}/gpunode_{version}_amd64.deb"
+
+
+@pytest.fixture
+def bare(bare: Machine) -> Machine:
+    """The machine that the tests of this module share, without what an earlier one installed."""
+    bare.sh("dpkg --purge gpunode; rm -rf /opt/gpunode /tmp/gpunode-*")
+    return bare
+
+
+@pytest.fixture
+def node(bare: Machine) -> Machine:
+    """The machine with the package of this version."""
+    apt(bare, "install", deb_of(__version__))
+    return bare
+
+
+def test_deb_installs_and_runs(node: Machine) -> None:
+    assert node.sh("readlink -f /opt/gpunode/bin/python3") == f"/usr/bin/python{PYTHONS[node.suite]}\n"
+    assert node.gpunode("--version").out == f"gpunode {__version__}\n"
+    doctor = node.gpunode("doctor", user="ada")
     assert doctor.code == 0 and doctor.out.startswith("This node is ready"), doctor.out + doctor.err
-    assert bare.sh("dpkg --verify gpunode") == ""
-    assert bare.sh("systemd-analyze verify gpunode-device-plugin.service 2>&1") == ""
-    assert bare.gpunode("manifests", "all").code == 0
-    assert "complete -" in bare.sh("cat /usr/share/bash-completion/completions/gpunode")
+    assert node.sh("dpkg --verify gpunode") == ""
+    assert node.sh("systemd-analyze verify gpunode-device-plugin.service 2>&1") == ""
+    assert node.gpunode("manifests", "all").code == 0
+    assert "complete -" in node.sh("cat /usr/share/bash-completion/completions/gpunode")
 
 
-def test_damaged_or_half_installed_deb_is_repaired(bare: Machine) -> None:
-    package = f"{PACKAGES}/gpunode_{__version__}_amd64.deb"
-    bare.sh("rm -r /opt/gpunode/lib/shared/gpunode /opt/gpunode/pyvenv.cfg")
-    assert bare.gpunode("--version").code != 0
-    apt(bare, "install", "--reinstall", package)
-    assert bare.gpunode("--version").out == f"gpunode {__version__}\n"
-    bare.sh(f"dpkg --unpack {package}")  # as far as an interrupted installation came
-    assert "gpunode" in bare.sh("dpkg --audit")
-    bare.sh("dpkg --configure -a")
-    assert bare.sh("dpkg --verify gpunode && dpkg --audit") == ""
+def test_damaged_or_half_installed_deb_is_repaired(node: Machine) -> None:
+    package = deb_of(__version__)
+    node.sh("rm -r /opt/gpunode/lib/shared/gpunode /opt/gpunode/pyvenv.cfg")
+    assert node.gpunode("--version").code != 0
+    apt(node, "install", "--reinstall", package)
+    assert node.gpunode("--version").out == f"gpunode {__version__}\n"
+    node.sh(f"dpkg --unpack {package}")  # as far as an interrupted installation came
+    assert "gpunode" in node.sh("dpkg --audit")
+    node.sh("dpkg --configure -a")
+    assert node.sh("dpkg --verify gpunode && dpkg --audit") == ""
 
 
 def gap(machine: Machine, seen: int) -> tuple[float, float]:
@@ -118,46 +136,46 @@ def processor_seconds(machine: Machine, unit: str) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def test_upgrade_restarts_the_plugin_once_and_keeps_the_settings(bare: Machine) -> None:
+def test_upgrade_restarts_the_plugin_once_and_keeps_the_settings(node: Machine) -> None:
     """The plugin serves until the new version is unpacked and has its Python and bytecode, and restarts once.
 
     The GPUs are gone for less than 2 s where a processor is free: most of it is the new plugin's CPU time.
     """
-    node_with_kubelet(bare)
-    bare.sh(f"echo GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info >> /etc/gpunode/env; systemctl enable --now {UNIT}")
-    becomes(bare, "2")
-    before, seen = bare.show(UNIT)["MainPID"], len(changes(bare))
-    apt(bare, "install", f"{PACKAGES}/gpunode_{NEXT}_amd64.deb")
-    lost, back = gap(bare, seen)
-    used = processor_seconds(bare, UNIT)
-    assert float(bare.sh("stat -c %.Y /opt/gpunode/pyvenv.cfg")) < lost
+    node_with_kubelet(node)
+    node.sh(f"echo GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info >> /etc/gpunode/env; systemctl enable --now {UNIT}")
+    becomes(node, "2")
+    before, seen = node.show(UNIT)["MainPID"], len(changes(node))
+    apt(node, "install", deb_of(NEXT))
+    lost, back = gap(node, seen)
+    used = processor_seconds(node, UNIT)
+    assert float(node.sh("stat -c %.Y /opt/gpunode/pyvenv.cfg")) < lost
     compiled_later = f"find /opt/gpunode/lib/shared/gpunode -name '*.pyc' -newermt @{lost:.3f}"
-    assert bare.sh(compiled_later) == ""
-    assert bare.show(UNIT)["MainPID"] not in (before, "0") and bare.show(UNIT)["NRestarts"] == "0"
-    assert bare.sh("tail -n 1 /etc/gpunode/env") == "GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info\n"
+    assert node.sh(compiled_later) == ""
+    assert node.show(UNIT)["MainPID"] not in (before, "0") and node.show(UNIT)["NRestarts"] == "0"
+    assert node.sh("tail -n 1 /etc/gpunode/env") == "GPUNODE_PLUGIN_SERVE_LOG_LEVEL=info\n"
     print(f"upgrade: without GPUs for {back - lost:.2f} s, {used:.2f} s of CPU time of the new plugin")
-    assert used < 1.0, bare.journal(UNIT)
-    seen = len(changes(bare))
-    bare.sh(f"systemctl restart {UNIT}")
-    lost, back = gap(bare, seen)
-    used = processor_seconds(bare, UNIT)
+    assert used < 1.0, node.journal(UNIT)
+    seen = len(changes(node))
+    node.sh(f"systemctl restart {UNIT}")
+    lost, back = gap(node, seen)
+    used = processor_seconds(node, UNIT)
     print(f"restart: without GPUs for {back - lost:.2f} s, {used:.2f} s of CPU time of the new plugin")
-    assert used < 1.0, bare.journal(UNIT)
+    assert used < 1.0, node.journal(UNIT)
 
 
-def test_purge_removes_only_files_of_gpunode(bare: Machine) -> None:
-    done = bare.gpunode("configure-runtime", "--runtime", "containerd")
+def test_purge_removes_only_files_of_gpunode(node: Machine) -> None:
+    done = node.gpunode("configure-runtime", "--runtime", "containerd")
     assert done.code == 0, done.err
-    configured = bare.sh("cat /etc/containerd/config.toml")
-    assert "warning: gpunode's changes to this node stay\n" in apt(bare, "remove", "gpunode", "2>&1")
-    assert bare.run("test", "-e", "/opt/gpunode").code == 1
-    bare.sh("test -e /var/lib/gpunode/journal && test -e /etc/gpunode/env")
-    assert bare.show(UNIT)["LoadState"] == "not-found"
-    apt(bare, "purge", "gpunode")
+    configured = node.sh("cat /etc/containerd/config.toml")
+    assert "warning: gpunode's changes to this node stay\n" in apt(node, "remove", "gpunode", "2>&1")
+    assert node.run("test", "-e", "/opt/gpunode").code == 1
+    node.sh("test -e /var/lib/gpunode/journal && test -e /etc/gpunode/env")
+    assert node.show(UNIT)["LoadState"] == "not-found"
+    apt(node, "purge", "gpunode")
     for path in ("/var/lib/gpunode", "/etc/gpunode", "/usr/bin/gpunode"):
-        assert bare.run("test", "-e", path).code == 1, path
-    assert bare.sh("cat /etc/containerd/config.toml") == configured
-    left = bare.sh("find / -xdev -name '*gpunode*' -not -path '/srv/*' -not -path '/run/*'").split()
+        assert node.run("test", "-e", path).code == 1, path
+    assert node.sh("cat /etc/containerd/config.toml") == configured
+    left = node.sh("find / -xdev -name '*gpunode*' -not -path '/srv/*' -not -path '/run/*'").split()
     assert left == [SCENARIO_IN_CONTAINER]  # the test's own
 
 
@@ -174,7 +192,7 @@ def test_bundle_installs_offline_and_is_removed(bare: Machine) -> None:
     assert bare.sh("systemd-analyze verify gpunode-device-plugin.service 2>&1") == ""
     bare.sh(f"/tmp/{name}/install.sh")  # again, over itself
     assert bare.gpunode("gpus").code == 0
-    package = f"{PACKAGES}/gpunode_{__version__}_amd64.deb"
+    package = deb_of(__version__)
     both = bare.run("apt-get", "-y", "-q", "install", package)
     assert both.code != 0 and "does not belong to this package" in both.out + both.err
     bare.sh(f"/tmp/{name}/install.sh --remove")
