@@ -24,6 +24,7 @@ from gpunode.output.typed import toml
 from gpunode.runtime.engine import Request
 from gpunode.runtime.workflow import RuntimeConfiguration
 from tests.cli import gpunode
+from tests.files import write
 from tests.silent import SilentProgress, silent_session
 
 Configure = Callable[..., Result]
@@ -45,10 +46,7 @@ def root(tmp_path: Path) -> Path:
     recording.parent.mkdir()
     recording.write_text(json.dumps({"commands": commands}))
     for name in ("usr/bin/containerd", "usr/sbin/dockerd", "usr/bin/nvidia-container-runtime"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-        path.chmod(0o755)
+        write(tmp_path, name, "x", 0o755)
     for name in (DOCKER, CONTAINERD):
         (tmp_path / name).parent.mkdir(parents=True)
     return tmp_path

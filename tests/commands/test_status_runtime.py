@@ -11,6 +11,7 @@ import pytest
 from fixtures.machines import recorded_host
 from tests.cli import gpunode
 from tests.facts.test_writers import COPY, MAIN
+from tests.files import write
 from tests.ordinary_user import AS_ORDINARY_USER, make_readable, public_directory
 
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
@@ -109,13 +110,6 @@ def test_rootless_docker_is_listed_with_its_user(tmp_path: Path) -> None:
     ran = gpunode("status", "runtime", "--root", str(root), "-o", "json")
     users = [one["user"] for one in ran.document["data"]["engines"] if one["name"] == "docker"]
     assert users == ["", "1000"]
-
-
-def write(root: Path, path: str, text: str) -> Path:
-    place = root / path.lstrip("/")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
-    return place
 
 
 def test_generated_copy_is_recognized_by_its_writer_and_shadowed_values(node: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from gpunode.facts.boot import loaded, started
 from gpunode.host import Host
+from tests.files import write
 
 COMMANDS = ("cdi generate",)
 GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
@@ -13,9 +14,7 @@ GENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"
 
 def host(root: Path, files) -> Host:
     for name, text in files.items():
-        place = root / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        write(root, name, text)
     return Host(root, environ={})
 
 

@@ -18,6 +18,7 @@ from gpunode.facts.toolkit import nvidia_hooks
 from gpunode.host import Host
 from tests.cli import gpunode
 from tests.facts.test_daemons import Node
+from tests.files import write
 from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 
 ARGV = (
@@ -161,8 +162,7 @@ def test_files_are_merged_as_in_crio(main: dict[str, Any], drop_ins: dict[str, d
             "crio.conf": main,
             **{f"d/{key}": one for key, one in drop_ins.items()},
         }.items():
-            (root / place).parent.mkdir(parents=True, exist_ok=True)
-            (root / place).write_text(to_toml({"crio": {"runtime": runtime}}))
+            write(root, place, to_toml({"crio": {"runtime": runtime}}))
         theirs = effective(str(root / "crio.conf"), str(root / "d"))["runtime"]
         ours = load_crio(Host(), str(root / "crio.conf"), str(root / "d"))
     assert {"crun": theirs["runtimes"]["crun"], **ours.handlers} == theirs["runtimes"]

@@ -12,6 +12,7 @@ from gpunode.facts.daemons import parse_version
 from gpunode.facts.docker import find_docker, flag_conflicts, parse_daemon_json
 from gpunode.facts.systemd import read_unit
 from gpunode.host import Host
+from tests.files import write
 
 DOCKER_UNIT = """[Unit]
 Description=x
@@ -30,10 +31,7 @@ class Node:
         self.host = Host(root)
 
     def file(self, path: str, text: str, mode: int = 0o644) -> None:
-        real = self.root / path.lstrip("/")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
-        real.chmod(mode)
+        write(self.root, path, text, mode)
 
     def process(self, pid: int, *argv: str, cgroup: str = "") -> None:
         self.file(f"/proc/{pid}/cmdline", "\0".join(argv) + "\0")

@@ -19,28 +19,22 @@ from gpunode.facts.docker import (
 )
 from gpunode.facts.users import account, places
 from gpunode.host import Host
+from tests.files import write
 
 SNAP_UNIT = "[Service]\nExecStart=/usr/bin/snap run docker.dockerd\n"
 
 
-def file(root: Path, path: str, text: str, mode: int = 0o644) -> None:
-    real = root / path.lstrip("/")
-    real.parent.mkdir(parents=True, exist_ok=True)
-    real.write_text(text)
-    real.chmod(mode)
-
-
 def process(root: Path, pid: int, *argv: str) -> None:
-    file(root, f"/proc/{pid}/cmdline", "\0".join(argv) + "\0")
-    file(root, f"/proc/{pid}/stat", f"{pid} (x) S " + " ".join(["0"] * 40))
+    write(root, f"/proc/{pid}/cmdline", "\0".join(argv) + "\0")
+    write(root, f"/proc/{pid}/stat", f"{pid} (x) S " + " ".join(["0"] * 40))
 
 
 @pytest.fixture
 def snap(tmp_path: Path) -> Path:
-    file(tmp_path, "/etc/systemd/system/snap.docker.dockerd.service", SNAP_UNIT)
-    file(tmp_path, "/var/snap/docker/2963/config/daemon.json", '{"log-level": "error"}')
+    write(tmp_path, "/etc/systemd/system/snap.docker.dockerd.service", SNAP_UNIT)
+    write(tmp_path, "/var/snap/docker/2963/config/daemon.json", '{"log-level": "error"}')
     (tmp_path / "var/snap/docker/current").symlink_to("2963")
-    file(tmp_path, "/snap/docker/2963/meta/snap.yaml", "name: docker\nversion: '29.3.1'\n")
+    write(tmp_path, "/snap/docker/2963/meta/snap.yaml", "name: docker\nversion: '29.3.1'\n")
     (tmp_path / "snap/docker/current").symlink_to("2963")
     return tmp_path
 
@@ -60,8 +54,8 @@ def test_snap_paths_survive_a_snap_refresh(snap: Path) -> None:
 
 
 def test_running_snap_is_chosen_if_the_package_docker_is_disabled(snap: Path) -> None:
-    file(snap, "/usr/lib/systemd/system/docker.service", "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
-    file(snap, "/usr/bin/dockerd", "x", 0o755)
+    write(snap, "/usr/lib/systemd/system/docker.service", "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
+    write(snap, "/usr/bin/dockerd", "x", 0o755)
     stopped = find_docker(Host(snap))
     assert stopped is not None and stopped.manager == ""
     run_snap(snap)
@@ -106,15 +100,15 @@ def test_object_members_conflict_with_flags_unless_they_are_one_setting() -> Non
 
 def test_source_of_a_flag_is_named_down_to_the_environment_file(tmp_path: Path) -> None:
     unit = "[Service]\nEnvironmentFile=-/etc/sysconfig/docker\nExecStart=/usr/bin/dockerd $OPTIONS\n"
-    file(tmp_path, "/usr/lib/systemd/system/docker.service", unit)
-    file(
+    write(tmp_path, "/usr/lib/systemd/system/docker.service", unit)
+    write(
         tmp_path,
         "/etc/sysconfig/docker",
         "# --default-runtime in OPTIONS\nOPTIONS='--default-runtime=crun'\n",
     )
     host = Host(tmp_path)
     assert flag_place(host, "docker.service", "default-runtime") == "/etc/sysconfig/docker:2"
-    file(
+    write(
         tmp_path,
         "/etc/systemd/system/docker.service.d/o.conf",
         "[Service]\nExecStart=\nExecStart=/usr/bin/dockerd -H fd:// --label a=b\n",
@@ -144,13 +138,13 @@ def test_keys_that_dockerd_20_refuses(tree: dict[str, object], keys: tuple[str, 
 
 def test_user_paths_follow_the_environment_of_the_running_dockerd(tmp_path: Path) -> None:
     uid = os.geteuid() + 77
-    file(tmp_path, "/etc/passwd", f"root:x:0:0::/root:/bin/sh\nalice:x:{uid}:1::/home/alice:/bin/sh\n")
+    write(tmp_path, "/etc/passwd", f"root:x:0:0::/root:/bin/sh\nalice:x:{uid}:1::/home/alice:/bin/sh\n")
     host = Host(tmp_path, environ={"HOME": "/elsewhere", "XDG_CONFIG_HOME": "/mine"})
     assert account(host, uid).name == "alice"
     assert places(host, None, uid).daemon_json == "/home/alice/.config/docker/daemon.json"
     assert places(host, None, uid).runtime_directory == f"/run/user/{uid}"
     process(tmp_path, 9, "dockerd")
-    file(tmp_path, "/proc/9/environ", "XDG_CONFIG_HOME=/c/\0XDG_RUNTIME_DIR=/r\0HOME=/home/alice\0")
+    write(tmp_path, "/proc/9/environ", "XDG_CONFIG_HOME=/c/\0XDG_RUNTIME_DIR=/r\0HOME=/home/alice\0")
     from gpunode.facts.processes import running
 
     found = places(host, running(host)[0], uid)
@@ -174,6 +168,6 @@ def test_user_paths_follow_the_environment_of_the_running_dockerd(tmp_path: Path
 def test_dockerd_on_tcp_only_is_not_queried_at_another_socket(
     tmp_path: Path, arguments: str, content: str, expected: bool
 ) -> None:
-    file(tmp_path, "/etc/docker/daemon.json", content)
+    write(tmp_path, "/etc/docker/daemon.json", content)
     argv = ("dockerd", *arguments.split())
     assert listens_there(Host(tmp_path), argv, "/etc/docker/daemon.json") is expected

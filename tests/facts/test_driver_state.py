@@ -8,14 +8,13 @@ from gpunode.facts.dkms import failed_build
 from gpunode.facts.driver import crash, firmware, firmware_versions, switched_off, wants_firmware
 from gpunode.facts.kernel_log import KernelLine
 from gpunode.host import Host
+from tests.files import write
 from tests.required import required
 
 
 def host(root: Path, files) -> Host:
     for name, text in files.items():
-        place = root / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        write(root, name, text)
     return Host(root, environ={})
 
 

@@ -9,16 +9,15 @@ import pytest
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.effective import COMMAND_LINE, engine_settings
 from gpunode.host import Host
+from tests.files import write
 
 CONTAINERD = "/etc/containerd/config.toml"
 DOCKER = "/etc/docker/daemon.json"
 P2 = "io.containerd.grpc.v1.cri"
 
 
-def write(root: Path, path: str, text: str) -> Host:
-    place = root / path.lstrip("/")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
+def host_with(root: Path, path: str, text: str) -> Host:
+    write(root, path, text)
     return Host(root, environ={})
 
 
@@ -34,7 +33,9 @@ def test_last_file_with_a_handler_is_named(tmp_path: Path) -> None:
         + runtime.format("x", "/x")
     )
     write(tmp_path, "/etc/containerd/conf.d/1.toml", "version = 2\n" + runtime.format("x", "/y"))
-    found = engine_settings(write(tmp_path, CONTAINERD, main), daemon("containerd", CONTAINERD, (2, 1, 9)))
+    found = engine_settings(
+        host_with(tmp_path, CONTAINERD, main), daemon("containerd", CONTAINERD, (2, 1, 9))
+    )
     assert [(one.path, one.role) for one in found.files] == [
         (CONTAINERD, "main"),
         ("/etc/containerd/conf.d/1.toml", "drop-in"),
@@ -59,7 +60,7 @@ def test_last_file_with_a_handler_is_named(tmp_path: Path) -> None:
 def test_cdi_in_containerd_depends_on_its_release(
     tmp_path: Path, version: tuple[int, ...], text: str, cdi: bool | None
 ) -> None:
-    host = write(tmp_path, CONTAINERD, f'version = 2\n[plugins."{P2}"]\n{text}\n')
+    host = host_with(tmp_path, CONTAINERD, f'version = 2\n[plugins."{P2}"]\n{text}\n')
     assert engine_settings(host, daemon("containerd", CONTAINERD, version)).cdi is cdi
 
 
@@ -77,11 +78,14 @@ def test_cdi_in_containerd_depends_on_its_release(
 def test_cdi_in_docker_depends_on_its_release(
     tmp_path: Path, version: tuple[int, ...], text: str, argv: tuple[str, ...], cdi: bool | None
 ) -> None:
-    assert engine_settings(write(tmp_path, DOCKER, text), daemon("docker", DOCKER, version, *argv)).cdi is cdi
+    assert (
+        engine_settings(host_with(tmp_path, DOCKER, text), daemon("docker", DOCKER, version, *argv)).cdi
+        is cdi
+    )
 
 
 def test_dockerd_flags_count_as_configured(tmp_path: Path) -> None:
-    host = write(tmp_path, DOCKER, '{"runtimes": {"a": {"path": "/a"}}}')
+    host = host_with(tmp_path, DOCKER, '{"runtimes": {"a": {"path": "/a"}}}')
     flags = ("--add-runtime", "nvidia=/usr/bin/n", "--add-runtime=b=/b", "--default-runtime=nvidia")
     found = engine_settings(host, daemon("docker", DOCKER, (28,), *flags))
     assert {one.name: (one.path, one.file) for one in found.handlers} == {
@@ -93,7 +97,7 @@ def test_dockerd_flags_count_as_configured(tmp_path: Path) -> None:
 
 
 def test_crio_flags_count_as_configured(tmp_path: Path) -> None:
-    host = write(tmp_path, "/etc/crio/crio.conf", '[crio.runtime]\ndefault_runtime = "crun"\n')
+    host = host_with(tmp_path, "/etc/crio/crio.conf", '[crio.runtime]\ndefault_runtime = "crun"\n')
     flags = ("--runtimes", "nvidia:/usr/bin/n:/run/n,b:/b", "--default-runtime", "nvidia")
     found = engine_settings(host, daemon("crio", "/etc/crio/crio.conf", (1, 32), *flags))
     assert found.paths == {"nvidia": "/usr/bin/n", "b": "/b"}
@@ -114,7 +118,7 @@ def test_crio_flags_count_as_configured(tmp_path: Path) -> None:
 def test_unreadable_file_is_named_and_gives_no_settings(
     tmp_path: Path, name: str, path: str, text: str
 ) -> None:
-    found = engine_settings(write(tmp_path, path, text), daemon(name, path, (9, 9)))
+    found = engine_settings(host_with(tmp_path, path, text), daemon(name, path, (9, 9)))
     assert path in found.problem and found.readable
     assert (found.handlers, found.default, found.cdi) == ((), "", None)
 

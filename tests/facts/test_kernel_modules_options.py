@@ -2,13 +2,12 @@
 
 from gpunode.facts.kernel_modules import kernel_arguments, parse_modprobe, read_module_options
 from gpunode.host import Host
+from tests.files import write
 
 
 def machine(tmp_path, files):
     for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        write(tmp_path, name, text)
     return read_module_options(Host(tmp_path, environ={}))
 
 

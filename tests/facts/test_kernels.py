@@ -5,14 +5,9 @@ from gpunode.facts.dkms import failed_build
 from gpunode.facts.kernels import Kernel, newer_kernels
 from gpunode.facts.system import clock
 from gpunode.host import Host
+from tests.files import write
 
 RUNNING, NEWER = "5.15.0-122-generic", "5.15.0-124-generic"
-
-
-def put(root, path, text):
-    place = root / path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -27,14 +22,14 @@ def put(root, path, text):
     ],
 )
 def test_only_an_installed_newer_kernel_is_pending(tmp_path, packages, waits):
-    put(tmp_path, "run/reboot-required.pkgs", packages)
+    write(tmp_path, "run/reboot-required.pkgs", packages)
     kernels = (Kernel(RUNNING, True), Kernel(NEWER, True))
     assert kernel_waiting(Host(tmp_path), kernels, RUNNING) == waits
 
 
 def test_grub_environment_names_the_chosen_entry(tmp_path):
     assert chosen_kernel(Host(tmp_path)) == ""
-    put(
+    write(
         tmp_path,
         "boot/grub2/grubenv",
         "# GRUB\nsaved_entry=0f0e-5.14.0-427.el9.x86_64\n#####",
@@ -88,7 +83,7 @@ SOURCE = "/var/lib/dkms/nvidia/580.95.05/build/nvidia/nv-mmap.c:512:5: error: to
     ],
 )
 def test_only_compiler_errors_in_the_sources_are_a_failed_build(tmp_path, head, line, found):
-    put(tmp_path, LOG, f"{head}\ndate\nmake[1]: Entering directory '/usr/src'\n{line}\nmake: *** Error 2\n")
+    write(tmp_path, LOG, f"{head}\ndate\nmake[1]: Entering directory '/usr/src'\n{line}\nmake: *** Error 2\n")
     failed = failed_build(Host(tmp_path), RUNNING)
     assert (failed is not None) == found
     if failed is not None:
@@ -97,6 +92,6 @@ def test_only_compiler_errors_in_the_sources_are_a_failed_build(tmp_path, head, 
 
 def test_recording_has_the_time_of_its_machine(tmp_path):
     assert clock(Host(tmp_path)) == 0.0
-    put(tmp_path, "proc/stat", "btime 1000\n")
-    put(tmp_path, "proc/uptime", "20.50 1.00\n")
+    write(tmp_path, "proc/stat", "btime 1000\n")
+    write(tmp_path, "proc/uptime", "20.50 1.00\n")
     assert clock(Host(tmp_path)) == 1020.5

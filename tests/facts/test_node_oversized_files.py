@@ -18,6 +18,7 @@ from gpunode.facts.packages import parse_apt_conf
 from gpunode.host import Host
 from gpunode.host.files import LARGE_BYTES, READ_BYTES, SMALL_BYTES
 from tests.cli import gpunode
+from tests.files import write
 
 KUBELET = "/var/lib/kubelet/kubeadm-flags.env"
 FILES = {
@@ -41,10 +42,7 @@ def oversized(root: Path, path: str, size: int) -> Path:
     real.unlink(missing_ok=True)
     text = FILES[path]
     real.write_text(text + '"a";\n' * (size // 5) if text.endswith("{\n") else text + "a" * size)
-    program = built / "usr/bin/unattended-upgrade"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text("x")
-    program.chmod(0o755)
+    write(built, "usr/bin/unattended-upgrade", "x", 0o755)
     return built
 
 

@@ -2,19 +2,15 @@ from pathlib import Path
 
 from gpunode.facts.packages import apt_pins, automatic_upgrades, parse_apt_conf
 from gpunode.host import Host
+from tests.files import write
 from tests.required import required
 
 
 def node(root: Path, files, programs=(), links=()):
     for name, text in files.items():
-        place = root / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        write(root, name, text)
     for name in programs:
-        place = root / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text("#!")
-        place.chmod(0o755)
+        write(root, name, "#!", 0o755)
     for name in links:
         place = root / name
         place.parent.mkdir(parents=True, exist_ok=True)

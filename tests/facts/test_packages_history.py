@@ -1,5 +1,6 @@
 from gpunode.facts.packages import Package, Packages, apt_changes, brought, dnf_changes, zypp_changes
 from gpunode.host import Host
+from tests.files import write
 from tests.required import required
 
 APT = """
@@ -31,9 +32,7 @@ def test_apt_history_names_package_version_line_and_command():
 def test_log_of_each_manager_names_the_change_that_installed_a_version(tmp_path):
     for name, text in (("apt/history.log", APT), ("zypp/history", ZYPP), ("dnf.rpm.log", DNF)):
         root = tmp_path / name.replace("/", "-")
-        place = root / "var/log" / name
-        place.parent.mkdir(parents=True)
-        place.write_text(text)
+        write(root, f"var/log/{name}", text)
         found = required(brought(Host(root, environ={}), "580.173.02", Packages))
         assert "2026-08-30" in str(found) and "nvidia" in found.package and found.line
         assert brought(Host(root, environ={}), "580.159.03", Packages) is None

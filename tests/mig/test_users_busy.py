@@ -19,6 +19,7 @@ from gpunode.mig.model import GpuLayout
 from gpunode.mig.plan import plan_gpu
 from gpunode.mig.session import MigProcess
 from gpunode.mig.users import GpusInUseError, Obstacle, bring_back, drain, obstacles, untold
+from tests.files import write
 from tests.mig.test_placement import board, instance
 from tests.silent import SilentProgress
 
@@ -42,8 +43,7 @@ class Machine:
         self.put("proc/driver/nvidia-caps/mig-minors", CAPS)
 
     def put(self, path: str, text: str) -> None:
-        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / path).write_text(text)
+        write(self.root, path, text)
 
     def process(self, pid: int, name: str, *files: str, cgroup: str = "/") -> None:
         self.put(f"proc/{pid}/cmdline", f"/usr/bin/{name}\0-x\0")

@@ -15,6 +15,7 @@ from gpunode.packages.dnf import Dnf, compare
 from gpunode.packages.manager import Command, PackageRequest, PackagesError, Trouble, run_command
 from gpunode.packages.zypper import Zypper
 from tests.cli import gpunode
+from tests.files import write
 from tests.packages.apt_root import PACKAGES
 
 REPOQUERY = r"%{name} %{evr} %{repoid}\n"
@@ -34,12 +35,9 @@ def recorded(root, os_release, commands, *programs):
             json.dumps({"apiVersion": "gpunode/v1", "kind": "Recording", "commands": answers}),
         ),
     ):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+        write(root, path, text)
     for program in programs:
-        (root / "usr/bin").mkdir(parents=True, exist_ok=True)
-        (root / "usr/bin" / program).write_text("#!/bin/sh\n")
-        (root / "usr/bin" / program).chmod(0o755)
+        write(root, f"usr/bin/{program}", "#!/bin/sh\n", 0o755)
     return root
 
 

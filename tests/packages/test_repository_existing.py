@@ -8,6 +8,7 @@ from gpunode.host import Host
 from gpunode.packages.manager import FileChange
 from gpunode.packages.repository import RpmShelf, desired_repository, plan_repository
 from tests.cli import gpunode
+from tests.files import write
 from tests.packages.apt_root import PACKAGES
 
 pytestmark = pytest.mark.xdist_group("apt")  # one repository, and one process that forks gpunode
@@ -256,8 +257,7 @@ def test_recorded_machine_uses_its_repository_files(tmp_path):
             "".join(f"Package: {one}\nStatus: hold ok installed\nVersion: 1.20.0-1\n\n" for one in PACKAGES),
         ),
     ):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+        write(tmp_path, path, text)
     status = gpunode("toolkit", "status", "--root", str(tmp_path), "-o", "json").document["data"]
     assert (status["manager"], status["version"]) == ("apt", "1.20.0-1")
     assert all(one["pinned"] for one in status["packages"])

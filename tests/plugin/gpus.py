@@ -10,6 +10,7 @@ from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import KubeletDevice, Problem, Resource, ResourcePlan, Snapshot, Unit
 from gpunode.plugin.nvidia.resources import plan
+from tests.files import write
 
 H100 = "NVIDIA H100 80GB HBM3"
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -85,7 +86,5 @@ def bare_host(root: Path, devices: tuple[str, ...] = (), files: dict[str, str] |
     recorded = {path: {"major": 195, "minor": n, "mode": "0666"} for n, path in enumerate(devices)}
     (root / ".gpunode/recording.json").write_text(json.dumps({"devices": recorded}))
     for path, text in (files or {}).items():
-        place = root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        write(root, path, text)
     return Host(root, {})

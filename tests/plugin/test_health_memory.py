@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpunode.host import Host
 from gpunode.plugin.health import HealthMemory
 from gpunode.plugin.health_marks import Mark
+from tests.files import write
 from tests.plugin.nodes import MemoryLog, uuid
 
 MARK = Mark(uuid(1), "xid-119", "XID 119", "reset", 5.0, 6.0, gi=3, generation="a/1/550", ecc=2)
@@ -29,9 +30,7 @@ class Node:
         self.boot(boot)
 
     def boot(self, boot: str) -> None:
-        path = self.root / "proc/sys/kernel/random/boot_id"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(boot + "\n")
+        write(self.root, "/proc/sys/kernel/random/boot_id", boot + "\n")
 
     def memory(self) -> tuple[HealthMemory, MemoryLog]:
         log = MemoryLog()

@@ -14,6 +14,7 @@ from gpunode.output.typed import toml
 from gpunode.runtime.containerd import ContainerdEngine
 from gpunode.runtime.containerd_files import runtime_table
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
+from tests.files import write
 
 MAIN = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
@@ -29,9 +30,7 @@ class Node:
         self.release = tuple(map(int, release.split(".")))
 
     def write(self, path: str, text: str) -> None:
-        file = self.root / path[1:]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        write(self.root, path, text)
 
     def engine(self, drop_in: str = "") -> ContainerdEngine:
         daemon = Daemon("containerd", None, self.release, MAIN, "test", "/run/c.sock", None)

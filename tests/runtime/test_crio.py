@@ -16,6 +16,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.output.typed import toml
 from gpunode.runtime.crio import CrioEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
+from tests.files import write
 
 NVIDIA = DesiredConfig((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
 DROP_IN = "/etc/crio/crio.conf.d/99-nvidia.toml"
@@ -28,13 +29,6 @@ def engine(root: Path, drop_in: str = "") -> CrioEngine:
     daemon = find_crio(host)
     assert daemon is not None
     return CrioEngine(host, daemon, drop_in)
-
-
-def write(root: Path, path: str, text: str) -> Path:
-    real = root / path.lstrip("/")
-    real.parent.mkdir(parents=True, exist_ok=True)
-    real.write_text(text)
-    return real
 
 
 def edits(plan: Plan) -> dict[str, str]:

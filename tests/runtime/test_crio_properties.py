@@ -17,6 +17,7 @@ from gpunode.host import Host
 from gpunode.output.typed import toml
 from gpunode.runtime.crio import CrioEngine
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
+from tests.files import write
 
 NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 OWN = "/usr/bin/nvidia-container-runtime"
@@ -95,9 +96,7 @@ def test_any_files_are_configured_or_refused(drawn: dict[str, dict[str, Any]]) -
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         for place, runtime in drawn.items():
-            path = root / "etc/crio" / place
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(to_toml({"crio": {"runtime": runtime}}))
+            write(root, f"etc/crio/{place}", to_toml({"crio": {"runtime": runtime}}))
         daemon = Daemon("crio", None, (1, 32), "/etc/crio/crio.conf", "", "/run/c.sock", None)
         engine = CrioEngine(Host(root, environ={}), daemon)
         before, fallback = meaning(root), default_without_nvidia(root)

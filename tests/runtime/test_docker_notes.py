@@ -15,28 +15,23 @@ from gpunode.host.recording import RECORDING
 from gpunode.runtime import docker
 from gpunode.runtime.docker_rootless import refuse_another_users
 from gpunode.runtime.engine import Active, DesiredConfig, Handler
+from tests.files import write
 
 WANTED = DesiredConfig((Handler("nvidia", "nvidia-container-runtime"),))
 DAEMON = Daemon("docker", None, (28,), "/etc/docker/daemon.json", "", "/run/docker.sock", None)
 
 
-def file(root: Path, path: str, text: str) -> None:
-    real = root / path.lstrip("/")
-    real.parent.mkdir(parents=True, exist_ok=True)
-    real.write_text(text)
-
-
 def process(root: Path, pid: int, *argv: str, uid: int = 0) -> None:
-    file(root, f"/proc/{pid}/cmdline", "\0".join(argv) + "\0")
-    file(root, f"/proc/{pid}/stat", f"{pid} (x) S " + " ".join(["0"] * 40))
-    file(root, f"/proc/{pid}/status", f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+    write(root, f"/proc/{pid}/cmdline", "\0".join(argv) + "\0")
+    write(root, f"/proc/{pid}/stat", f"{pid} (x) S " + " ".join(["0"] * 40))
+    write(root, f"/proc/{pid}/status", f"Name:\tx\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
 
 
 def kubelet_on(root: Path, socket: str, version: str) -> Host:
     process(root, 5, "/usr/bin/kubelet", f"--container-runtime-endpoint=unix://{socket}")
     process(root, 6, "/usr/bin/cri-dockerd", "--network-plugin=cni")
     answer = {"code": 0, "stdout": f"cri-dockerd {version} (HEAD)\n"}
-    file(root, f"/{RECORDING}", json.dumps({"commands": {"/usr/bin/cri-dockerd --version": answer}}))
+    write(root, f"/{RECORDING}", json.dumps({"commands": {"/usr/bin/cri-dockerd --version": answer}}))
     return Host(root, environ={})
 
 
@@ -66,10 +61,10 @@ def test_no_note_on_pods_if_the_runtime_is_the_default(tmp_path: Path) -> None:
 
 def test_no_cgroups_for_the_whole_node_is_reported_with_its_line(tmp_path: Path) -> None:
     config = "/etc/nvidia-container-runtime/config.toml"
-    file(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\nno-cgroups = true\n")
+    write(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\nno-cgroups = true\n")
     (note,) = docker.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None)
     assert note.startswith(f"{config}:3 ") and "no-cgroups=false" in note
-    file(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\n")
+    write(tmp_path, config, "[nvidia-container-cli]\n#no-cgroups = true\n")
     assert docker.notes(Host(tmp_path, environ={}), DAEMON, WANTED, None) == ()
 
 
@@ -81,7 +76,7 @@ def test_containers_kept_by_live_restore_are_named_only_for_a_restart() -> None:
 
 
 def test_rootless_docker_is_left_to_its_user(tmp_path: Path) -> None:
-    file(tmp_path, "/etc/passwd", "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n")
+    write(tmp_path, "/etc/passwd", "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\n")
     process(tmp_path, 4100, "dockerd", uid=1000)
     host = Host(tmp_path, environ={})
     command = "sudo -Hu alice XDG_RUNTIME_DIR=/run/user/1000 gpunode configure-runtime --runtime docker"
@@ -94,7 +89,7 @@ def test_rootless_docker_is_left_to_its_user(tmp_path: Path) -> None:
     assert command in named.value.hint
     refuse_another_users(host, find_docker(host, "/etc/docker/daemon.json"), "/etc/docker/daemon.json")
     unit = "/lib/systemd/system/docker.service"
-    file(tmp_path, unit, "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
+    write(tmp_path, unit, "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
     system = find_docker(host)
     assert system is not None
     refuse_another_users(host, system, "")

@@ -13,6 +13,7 @@ from gpunode.host import Host
 from gpunode.runtime import docker
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
+from tests.files import write
 
 PATH = "/etc/docker/daemon.json"
 NVIDIA = Handler("nvidia", "nvidia-container-runtime")
@@ -24,9 +25,7 @@ def engine(
 ) -> DockerEngine:
     path = fields.get("config_path", PATH)
     if text is not None:
-        real = root / path.lstrip("/")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
+        write(root, path, text)
     daemon = Daemon(
         "docker", None, version, path, "", "/run/docker.sock", None, ("dockerd", *argv),
         manager=fields.get("manager", ""),

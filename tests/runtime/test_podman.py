@@ -13,6 +13,7 @@ from gpunode.facts.podman import find_podman
 from gpunode.host import Host
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig
 from gpunode.runtime.podman import DROP_IN, PodmanEngine
+from tests.files import write
 
 NVIDIA = DesiredConfig((Handler("nvidia", "/usr/bin/nvidia-container-runtime"),))
 CDI = DesiredConfig(NVIDIA.handlers, cdi=True)
@@ -32,13 +33,6 @@ def node(root: Path, version: str = "4.3.1", commands: Mapping[str, object] | No
     daemon = find_podman(host)
     assert daemon is not None
     return PodmanEngine(host, daemon)
-
-
-def write(root: Path, path: str, text: str) -> Path:
-    real = root / path.lstrip("/")
-    real.parent.mkdir(parents=True, exist_ok=True)
-    real.write_text(text)
-    return real
 
 
 def edits(plan: Plan) -> dict[str, str]:

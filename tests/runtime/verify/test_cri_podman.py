@@ -22,6 +22,7 @@ from gpunode.runtime.verify.docker import _reading, specification
 from gpunode.runtime.verify.image import HostFiles, Names, pause_image
 from gpunode.runtime.verify.podman import Podman, said
 from tests.cli import gpunode
+from tests.files import write
 
 BY_CDI = GpuAccess(CdiReading("docker"), devices=(ALL,))
 BY_HANDLER = GpuAccess(CdiReading("docker"), "nvidia")
@@ -230,8 +231,6 @@ def test_ctr_of_the_same_package_as_the_daemon_is_used(
     tmp_path: Path, there: tuple[str, ...], manager: str, client: tuple[str, ...]
 ) -> None:
     for path in there:
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text("x")
-        (tmp_path / path).chmod(0o755)
+        write(tmp_path, path, "x", 0o755)
     daemon = Daemon("containerd", "/opt/c/bin/containerd", (), "", "", "", None, manager=manager)
     assert _client(Host(root=tmp_path), daemon) == client
