@@ -33,7 +33,7 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         is_check = isinstance(node, ast.FunctionDef) and any(
-            isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == "check"
+            isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id.endswith("check")
             for one in node.decorator_list
         )
         if not is_check:

@@ -16,6 +16,7 @@ from gpunode.checks.model import (
     cut,
     fail,
     if_reported,
+    next_boot_check,
     note,
     ok,
     seen,
@@ -104,10 +105,9 @@ WRITERS = ("nvidia-cdi-refresh.service", "gpunode-cdi-refresh.service")
 _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
 
 
-@check(
+@next_boot_check(
     "cdi-lost-at-reboot",
     title="CDI specifications survive a reboot",
-    severity="warning",
     looks_at=(
         "specifications for GPUs in /var/run/cdi, where an engine reads them, and what writes them at "
         "boot: NVIDIA's or gpunode's unit, the GPU operator, or a unit, crontab or udev rule of this "
@@ -117,7 +117,6 @@ _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
     blocked_by=("module-not-loaded", "cdi-spec-stale"),
     unless=("operator-driver", "immutable"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-    reboot=True,
 )
 def cdi_lost_at_reboot(node: Node) -> Verdict:
     """/var/run is in memory, so a reboot deletes the file. Containers that request GPUs through CDI then fail

@@ -8,9 +8,9 @@ from typing import Any
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
 from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart
 from gpunode.checks.model import (
-    CLUSTER_NODES,
     Verdict,
     check,
+    cluster_check,
     fail,
     if_used,
     note,
@@ -89,7 +89,7 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
     return as_strings(runtime.get("hooks_dir")) or _PACKAGED_HOOKS
 
 
-@check(
+@cluster_check(
     "crio-runtime-missing",
     title="CRI-O has the nvidia handler",
     looks_at=(
@@ -97,7 +97,6 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
         "it never reads. No handler is needed if containers get GPUs through CDI, a hook or NRI."
     ),
     fix=CONFIGURE,
-    classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
     refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
 )
@@ -120,7 +119,7 @@ def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
     )
 
 
-@check(
+@cluster_check(
     "crio-not-running",
     title="CRI-O is running",
     looks_at=(
@@ -129,7 +128,6 @@ def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
     ),
     fix=RESTART,
     blocked_by=("pci-no-gpu",),
-    classes=CLUSTER_NODES,
     preflight=("crio", "kubernetes"),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
 )
@@ -239,12 +237,11 @@ def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> V
     return fail("CRI-O has no nvidia handler", answer)
 
 
-@check(
+@cluster_check(
     "crio-runtime-path",
     title="The binaries of CRI-O's handlers exist",
     looks_at="runtime_path and monitor_path of the nvidia handlers and of the default one (/config).",
     fix=CONFIGURE,
-    classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-runtime-missing"),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
 )
@@ -276,7 +273,7 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
     return tuple(seen(file.path, f"{name}: {key}", file.line_of_handler(name, key)) for file in files[-1:])
 
 
-@check(
+@cluster_check(
     "crio-cgroup-manager",
     title="CRI-O and the kubelet use one cgroup driver",
     looks_at=(
@@ -284,7 +281,6 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
         "kubelet gets it from CRI-O (1.31 and later with CRI-O 1.28)."
     ),
     fix=EDIT,
-    classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "crio-not-running", "crio-runtime-missing"),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
     table=tables.TABLE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from shlex import quote
 
 from gpunode.checks import driver_packages, fixes
@@ -16,6 +17,8 @@ from gpunode.facts.driver_targets import LONG_TERM, last_branch
 from gpunode.facts.libraries import DriverLibrary, is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.traits import TRAITS
+
+cuda_check = partial(check, classes=EVERYWHERE_BUT_TEGRA)
 
 # Fixes for a mismatch between a CUDA release and this node.
 
@@ -78,7 +81,7 @@ _SHOWN = 200  # characters of a requirement; those of NVIDIA's images run to tho
 _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the others
 
 
-@check(
+@cuda_check(
     "image-needs-newer-driver",
     title="The driver meets the image's requirements",
     looks_at=(
@@ -87,7 +90,6 @@ _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the oth
     ),
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
-    classes=EVERYWHERE_BUT_TEGRA,
     refs=(
         "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
     ),
@@ -177,14 +179,13 @@ def _not_pulled(reference: str, search: images.Search) -> Verdict:
     return skip(f"this node has no container engine to query for {reference}")
 
 
-@check(
+@cuda_check(
     "vectoradd-image-arch",
     title="The CUDA sample image supports these GPUs",
     severity="warning",
     looks_at="with --image REF of a CUDA sample: its CUDA version against each GPU.",
     fix=VERIFY,
     blocked_by=("module-not-loaded", "nvml-hang"),
-    classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://catalog.ngc.nvidia.com/orgs/nvidia/teams/k8s/containers/cuda-sample",),
     table=images.TABLE,
 )
@@ -225,13 +226,12 @@ _NO_RELEASE = "not requested: --cuda X.Y, or --image REF of an image that sets C
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 
 
-@check(
+@cuda_check(
     "cuda-driver-version",
     title="The driver is new enough for the requested CUDA release",
     looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
-    classes=EVERYWHERE_BUT_TEGRA,
     refs=(_COMPATIBILITY,),
     table=releases.DRIVERS,
 )
@@ -256,14 +256,13 @@ def cuda_driver_version(node: Node) -> Verdict:
     return ok(f"driver {driver} runs CUDA {name} programs", evidence)
 
 
-@check(
+@cuda_check(
     "ptx-unsupported-toolchain",
     title="The driver can compile the PTX of the requested CUDA release",
     severity="warning",
     looks_at="the driver's own CUDA release against --cuda X.Y or CUDA_VERSION of --image REF.",
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
-    classes=EVERYWHERE_BUT_TEGRA,
     refs=(_COMPATIBILITY,),
     table=releases.DRIVERS,
 )
@@ -289,7 +288,7 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
     )
 
 
-@check(
+@cuda_check(
     "no-kernel-image",
     title="The requested CUDA release supports these GPUs",
     looks_at=(
@@ -298,7 +297,6 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
     ),
     fix=other_release("12.9"),
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
-    classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://developer.nvidia.com/cuda-gpus",),
     table=releases.CAPABILITIES,
 )

@@ -11,7 +11,7 @@ from gpunode.checks import fixes
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.fixes import set_plugin_variable
 from gpunode.checks.kubelet import RESTART_POD, has_own_plugin, restart_plugin
-from gpunode.checks.model import CLUSTER_NODES, Verdict, ago, check, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, ago, fail, kubelet_check, note, ok, seen, skip, warn
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import tables
 from gpunode.facts.device_plugins import (
@@ -123,7 +123,7 @@ _MIG = ("mig-enabled-no-instances", "mig-strategy-mismatch")  # either ends NVID
 _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
 
 
-@check(
+@kubelet_check(
     "plugin-not-registered",
     title="A device plugin has registered the GPUs",
     looks_at=(
@@ -136,7 +136,6 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
         disturbs="configures the kubelet's container engine, and restarts it if needed: running pods "
         "continue",
     ),
-    classes=CLUSTER_NODES,
     unless=("vfio-host",),
     blocked_by=(
         *_BELOW,
@@ -147,7 +146,6 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
         "plugin-mount-mismatch",
         "plugin-cannot-see-nvml",
     ),
-    needs=("kubelet",),
     refs=_REFS,
 )
 def plugin_not_registered(node: Node) -> Verdict:
@@ -225,7 +223,7 @@ def _cause(text: str) -> str:
 _RESTART_POD = RESTART_POD
 
 
-@check(
+@kubelet_check(
     "allocatable-zero",
     title="The kubelet can allocate all GPUs of this node",
     looks_at=(
@@ -236,7 +234,6 @@ _RESTART_POD = RESTART_POD
         "of the GPUs is fine."
     ),
     fix=_RESTART_POD,
-    classes=CLUSTER_NODES,
     blocked_by=(
         *_BELOW,
         "gpu-lost",
@@ -246,7 +243,6 @@ _RESTART_POD = RESTART_POD
         "plugin-socket-dead",
         "plugin-cannot-see-nvml",
     ),
-    needs=("kubelet",),
     unless=("vfio-host",),
     refs=_REFS,
 )
@@ -393,7 +389,7 @@ def _age(node: Node, line: str) -> str:
     return f" ({ago(node.host.now() - logged.timestamp())})" if logged else ""
 
 
-@check(
+@kubelet_check(
     "plugin-cannot-see-nvml",
     title="The device plugin can access the GPUs",
     looks_at=(
@@ -401,9 +397,7 @@ def _age(node: Node, line: str) -> str:
         "of its pod (CRI). A registration that the log shows after the error makes it fine."
     ),
     fix=_RESTART_POD,
-    classes=CLUSTER_NODES,
     blocked_by=(*_BELOW, *_MIG),
-    needs=("kubelet",),
     refs=_REFS,
 )
 def plugin_cannot_see_nvml(node: Node) -> Verdict:
@@ -510,7 +504,7 @@ _PLUGIN_SETTINGS_REFS = (
 )
 
 
-@check(
+@kubelet_check(
     "plugin-strategy-mismatch",
     title="The engine supports the device plugin's device list strategy",
     looks_at=(
@@ -519,7 +513,6 @@ _PLUGIN_SETTINGS_REFS = (
         f"{BY_MOUNTS} in the toolkit's config.toml."
     ),
     fix=fixes.configure("containerd", "--cdi"),
-    classes=CLUSTER_NODES,
     table=tables.TABLE,
     blocked_by=(
         *_PLUGIN_SETTINGS_BELOW,
@@ -527,7 +520,6 @@ _PLUGIN_SETTINGS_REFS = (
         "containerd-not-restarted",
         "containerd-runtime-missing",
     ),
-    needs=("kubelet",),
     refs=_PLUGIN_SETTINGS_REFS,
 )
 def plugin_strategy_mismatch(node: Node) -> Verdict:
@@ -596,7 +588,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, Fix] | None:
     )
 
 
-@check(
+@kubelet_check(
     "plugin-device-specs",
     title="The device plugin works with the static CPU manager",
     severity="warning",
@@ -605,9 +597,7 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, Fix] | None:
         "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
     ),
     fix=replace(set_plugin_variable("PASS_DEVICE_SPECS=true"), needs_root=False),
-    classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
-    needs=("kubelet",),
     refs=("https://github.com/NVIDIA/k8s-device-plugin#setting-other-helm-chart-values",),
 )
 def plugin_device_specs(node: Node) -> Verdict:
@@ -648,15 +638,13 @@ def plugin_device_specs(node: Node) -> Verdict:
 _SHOW_PLUGINS = fixes.keep_one_plugin("NVIDIA GPUs")
 
 
-@check(
+@kubelet_check(
     "plugin-multiple",
     title="Only one device plugin runs",
     severity="warning",
     looks_at="running device plugins for NVIDIA GPUs, each container counted once.",
     fix=_SHOW_PLUGINS,
-    classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
-    needs=("kubelet",),
     refs=_PLUGIN_SETTINGS_REFS,
 )
 def plugin_multiple(node: Node) -> Verdict:
@@ -681,7 +669,7 @@ def plugin_multiple(node: Node) -> Verdict:
     return warn(f"{len(plugins)} device plugins for NVIDIA GPUs run on this node", *evidence)
 
 
-@check(
+@kubelet_check(
     "gpus-offered-twice",
     title="GPUs are advertised to Kubernetes only once",
     looks_at=(
@@ -690,9 +678,7 @@ def plugin_multiple(node: Node) -> Verdict:
         "nvidia.com/... (PodResources)."
     ),
     fix=_SHOW_PLUGINS,
-    classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
-    needs=("kubelet",),
     refs=("https://github.com/NVIDIA/k8s-dra-driver-gpu",),
 )
 def gpus_offered_twice(node: Node) -> Verdict:
@@ -739,7 +725,7 @@ def _under_two_names(node: Node) -> Verdict | None:
     )
 
 
-@check(
+@kubelet_check(
     "plugin-mount-mismatch",
     title="The device plugin mounts the kubelet's directory",
     looks_at=f"whether {DEVICE_PLUGINS} in the plugin's container is the node's directory.",
@@ -749,9 +735,7 @@ def _under_two_names(node: Node) -> Verdict | None:
         f"{DEVICE_PLUGINS}. {fixes.EVERY_NODE}",
         needs_root=False,
     ),
-    classes=CLUSTER_NODES,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
-    needs=("kubelet",),
     refs=_PLUGIN_SETTINGS_REFS,
 )
 def plugin_mount_mismatch(node: Node) -> Verdict:

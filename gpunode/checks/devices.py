@@ -9,7 +9,6 @@ from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fix, Step
 from gpunode.checks.fixes import UPGRADE_TOOLKIT, per_family
 from gpunode.checks.model import (
-    ANY_ENGINE,
     HOST_OR_CONTAINER,
     Verdict,
     check,
@@ -17,6 +16,7 @@ from gpunode.checks.model import (
     fail,
     note,
     ok,
+    prerequisite_check,
     seen,
     skip,
     warn,
@@ -85,7 +85,7 @@ def _container_is_gone(node: Node) -> bool:
     return TRAITS["operator-driver"].holds(node) and not node.host.is_dir(OPERATOR_DRIVER)
 
 
-@check(
+@prerequisite_check(
     "mig-caps-missing",
     title="The device files of MIG instances exist",
     looks_at=(
@@ -94,7 +94,6 @@ def _container_is_gone(node: Node) -> bool:
     ),
     fix=Fix("nvidia-smi -L", note="Run as root, nvidia-smi creates the missing device files"),
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
-    preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
 )
 def mig_caps_missing(node: Node) -> Verdict:

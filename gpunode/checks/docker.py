@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpunode.checks import fixes
@@ -52,6 +53,8 @@ from gpunode.facts.system import TEGRA, WSL2
 from gpunode.facts.users import sudo_name
 from gpunode.host.redact import shown_arguments, without_secrets
 from gpunode.output.typed import as_dict
+
+docker_check = partial(engine_check, preflight=("docker",))
 
 # Test of Docker with a container that computes on a GPU. Only with --deep, if a container can be started.
 
@@ -196,7 +199,7 @@ def beside_desktop(node: Node, user: str) -> Fix:
 _UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-invalid-json"
 
 
-@engine_check(
+@docker_check(
     "docker-config-invalid-json",
     title="Docker's configuration file can be parsed",
     looks_at=(
@@ -206,7 +209,6 @@ _UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-in
     ),
     fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu",),
-    preflight=("docker",),
     reboot=True,
     refs=(
         "https://docs.docker.com/engine/daemon/troubleshoot/",
@@ -282,7 +284,7 @@ def _readable(node: Node) -> dict[str, Any] | None:
         return None
 
 
-@engine_check(
+@docker_check(
     "docker-flag-file-conflict",
     title="Docker's flags and file don't conflict",
     looks_at=(
@@ -291,7 +293,6 @@ def _readable(node: Node) -> dict[str, Any] | None:
     ),
     fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
-    preflight=("docker",),
     reboot=True,
     refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
 )
@@ -348,7 +349,7 @@ def _until_restarted(docker: Daemon) -> str:
     return running if docker.process else ""
 
 
-@engine_check(
+@docker_check(
     "docker-not-running",
     title="Docker is running",
     looks_at=(
@@ -363,7 +364,6 @@ def _until_restarted(docker: Daemon) -> str:
         "docker-unknown-key",
         "docker-flag-file-conflict",
     ),
-    preflight=("docker",),
     refs=("https://docs.docker.com/engine/daemon/troubleshoot/",),
 )
 @if_used("docker")
@@ -595,7 +595,7 @@ def _started_before(node: Node, docker: Daemon, hook: str) -> tuple[Evidence, ..
 # Docker's settings: unknown keys, a missing default runtime, a different cgroup driver.
 
 
-@engine_check(
+@docker_check(
     "docker-unknown-key",
     title="Docker supports every setting in its file",
     looks_at=(
@@ -604,7 +604,6 @@ def _started_before(node: Node, docker: Daemon, hook: str) -> tuple[Evidence, ..
     ),
     fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
-    preflight=("docker",),
     reboot=True,
     refs=("https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file",),
     table=TABLE,
@@ -644,13 +643,7 @@ def _renamed(key: str) -> tuple[str, str]:
         "the default runtime of the running daemon (/info) and its binary, if Docker is this node's engine."
     ),
     fix=fixes.configure("docker", "--set-as-default"),
-    blocked_by=(
-        "pci-no-gpu",
-        "toolkit-missing",
-        "docker-snap",
-        "docker-not-running",
-        "docker-not-restarted",
-    ),
+    blocked_by=("pci-no-gpu", "toolkit-missing", "docker-snap", "docker-not-running", "docker-not-restarted"),
     reboot=True,
     refs=("https://docs.docker.com/reference/cli/dockerd/#default-runtime",),
 )

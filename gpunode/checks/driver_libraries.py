@@ -11,15 +11,16 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, 
 from gpunode.checks.health import on_gpu
 from gpunode.checks.kernel_module import failures, logged, operator_driver, xid_storms
 from gpunode.checks.model import (
-    ANY_ENGINE,
     EVERYWHERE_BUT_TEGRA,
     HOST,
     HOST_OR_CONTAINER,
     Verdict,
     check,
     fail,
+    next_boot_check,
     note,
     ok,
+    prerequisite_check,
     seen,
     skip,
     warn,
@@ -38,12 +39,11 @@ from gpunode.gpu.library_paths import DRIVER_ROOT, PROGRAM_DIRECTORIES
 from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 
 
-@check(
+@prerequisite_check(
     "libnvidia-ml-missing",
     title="libnvidia-ml.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libnvidia-ml.so.1, 64-bit.",
     fix=fixes.INSTALL_LIBRARIES,
-    preflight=ANY_ENGINE,
     blocked_by=("driver-not-installed", "wsl2"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/154",),
@@ -55,12 +55,11 @@ def libnvidia_ml_missing(node: Node) -> Verdict:
     return _library(node, node.nvml_library, libraries.NVML)
 
 
-@check(
+@prerequisite_check(
     "libcuda-missing",
     title="libcuda.so.1 is installed",
     looks_at="/etc/ld.so.cache and the linker's own directories for libcuda.so.1, 64-bit.",
     fix=fixes.INSTALL_LIBRARIES,
-    preflight=ANY_ENGINE,
     blocked_by=("driver-not-installed", "libnvidia-ml-missing"),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -169,7 +168,7 @@ def nvidia_smi_missing(node: Node) -> Verdict:
     )
 
 
-@check(
+@prerequisite_check(
     "nvml-hang",
     title="NVML answers",
     looks_at=(
@@ -177,7 +176,6 @@ def nvidia_smi_missing(node: Node) -> Verdict:
         "seconds (20 for more than four GPUs)."
     ),
     fix=fixes.READ_KERNEL_LOG,
-    preflight=ANY_ENGINE,
     blocked_by=(
         "module-not-loaded",
         "libnvidia-ml-missing",
@@ -191,10 +189,7 @@ def nvidia_smi_missing(node: Node) -> Verdict:
         "gpu-lost",
     ),
     classes=EVERYWHERE_BUT_TEGRA,
-    refs=(
-        "https://docs.nvidia.com/deploy/nvml-api/",
-        "https://github.com/NVIDIA/nvidia-docker/issues/1648",
-    ),
+    refs=("https://docs.nvidia.com/deploy/nvml-api/", "https://github.com/NVIDIA/nvidia-docker/issues/1648"),
 )
 def nvml_hang(node: Node) -> Verdict:
     """An unhealthy GPU or a stuck driver makes NVML hang or fail, and with it nvidia-smi, device plugins and
@@ -238,14 +233,13 @@ def _from_the_log(node: Node, *addresses: str) -> tuple[Evidence, ...]:
 # One driver, one version: the loaded module, the one on disk, and the libraries.
 
 
-@check(
+@prerequisite_check(
     "driver-libs-mixed",
     title="All libraries come from one driver version",
     looks_at="the versions in the real file names of libnvidia-ml.so.1 and libcuda.so.1.",
     fix=fixes.INSTALL_LIBRARIES,
     blocked_by=("libnvidia-ml-missing", "libcuda-missing"),
     classes=HOST_OR_CONTAINER,
-    preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def driver_libs_mixed(node: Node) -> Verdict:
@@ -264,7 +258,7 @@ def driver_libs_mixed(node: Node) -> Verdict:
     return fail(summary, *evidence, fix=driver_packages.reinstall_libraries(node))
 
 
-@check(
+@prerequisite_check(
     "driver-lib-mismatch",
     title="The kernel module and the libraries have the same version",
     looks_at=(
@@ -275,7 +269,6 @@ def driver_libs_mixed(node: Node) -> Verdict:
     fix=fixes.REBOOT,
     blocked_by=("module-not-loaded", "libnvidia-ml-missing", "driver-libs-mixed"),
     classes=HOST_OR_CONTAINER,
-    preflight=ANY_ENGINE,
     reboot=True,
     refs=(
         "https://github.com/NVIDIA/ubuntu-packaging-nvidia-driver/issues/3",
@@ -363,17 +356,15 @@ def _rebuild(node: Node, version: str) -> Fix:
     return driver_packages.build_module(node, node.next_kernel, load=False).then_reboot()
 
 
-@check(
+@next_boot_check(
     "driver-upgrade-pending",
     title="No driver upgrade is waiting for a reboot",
-    severity="warning",
     looks_at=(
         "modinfo -F version nvidia for the kernel of the next boot, against /sys/module/nvidia/version "
         "and the libraries."
     ),
     fix=fixes.REBOOT,
     blocked_by=("module-not-loaded", "driver-lib-mismatch"),
-    reboot=True,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def driver_upgrade_pending(node: Node) -> Verdict:
@@ -408,7 +399,7 @@ def driver_upgrade_pending(node: Node) -> Verdict:
 MINIMUM = (384, 81)
 
 
-@check(
+@prerequisite_check(
     "driver-too-old",
     title="The driver is new enough",
     looks_at=(
@@ -418,7 +409,6 @@ MINIMUM = (384, 81)
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     classes=HOST_OR_CONTAINER,
     refs=("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",),
-    preflight=ANY_ENGINE,
     table=GPU_BRANCHES,
 )
 def driver_too_old(node: Node) -> Verdict:
@@ -440,7 +430,7 @@ def driver_too_old(node: Node) -> Verdict:
     return ok(f"driver {version} is new enough", evidence)
 
 
-@check(
+@prerequisite_check(
     "gpu-arch-dropped",
     title="The driver still supports these GPUs",
     looks_at=(
@@ -450,7 +440,6 @@ def driver_too_old(node: Node) -> Verdict:
     fix=driver_packages.HOLD_BRANCH,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     unless=("operator-driver", "vfio-host"),
-    preflight=ANY_ENGINE,
     table=GPU_BRANCHES,
     refs=("https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/",),
 )
@@ -487,7 +476,7 @@ def _stays(node: Node, package: Package) -> bool:
     return locked(node.host, node.distribution.family, package.name, "nvidia-driver")
 
 
-@check(
+@prerequisite_check(
     "kmod-flavour",
     title="The kernel module type (open or proprietary) supports the GPUs",
     looks_at=(
@@ -497,7 +486,6 @@ def _stays(node: Node, package: Package) -> bool:
     fix=fixes.INSTALL_DRIVER,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     unless=("operator-driver", "vfio-host"),
-    preflight=ANY_ENGINE,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
     table=GPU_BRANCHES,
 )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from gpunode.checks import driver_packages, fixes, health
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_FABRIC_MANAGER, RESTARTS_PLUGINS, Fix
 from gpunode.checks.model import (
-    ANY_ENGINE,
     HOST_OR_CONTAINER,
     Verdict,
     check,
     fail,
     note,
     ok,
+    prerequisite_check,
     seen,
     skip,
     warn,
@@ -37,6 +38,8 @@ from gpunode.facts.processes import boot_time, uptime
 from gpunode.facts.system import VM
 from gpunode.facts.traits import TRAITS
 from gpunode.gpu.nvml_health import Condition
+
+nvswitch_check = partial(prerequisite_check, needs=("nvswitch",))
 
 # GPUs beside network cards and disks: GPUDirect RDMA, GPUDirect Storage, GDRCopy.
 
@@ -240,16 +243,14 @@ _GUIDE = "https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
 _SXID = r"SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)"
 
 
-@check(
+@nvswitch_check(
     "fabricmanager-version",
     title="The fabric manager has the driver's version",
     looks_at=f"the fabric manager's package, or its error in {fabric.LOG}, and the loaded driver.",
     fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded",),
     refs=(_GUIDE,),
-    needs=("nvswitch",),
     unless=("operator-driver",),
-    preflight=ANY_ENGINE,
 )
 def fabricmanager_version(node: Node) -> Verdict:
     """The fabric manager refuses to run with a driver of another version. The NVSwitches are then not
@@ -291,7 +292,7 @@ def _runs(node: Node) -> bool:
     return runs(node, fabric.UNIT) or any(process.name == fabric.PROGRAM for process in node.processes)
 
 
-@check(
+@nvswitch_check(
     "fabricmanager-missing",
     title="The fabric manager is running",
     looks_at=(
@@ -301,8 +302,6 @@ def _runs(node: Node) -> bool:
     fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
     refs=(_GUIDE,),
-    needs=("nvswitch",),
-    preflight=ANY_ENGINE,
 )
 def fabricmanager_missing(node: Node) -> Verdict:
     """Only the fabric manager configures the NVSwitches. nvidia-smi works without it, but every CUDA program
@@ -333,7 +332,7 @@ def fabricmanager_missing(node: Node) -> Verdict:
     return fail("the fabric manager isn't running", *evidence, fix=_ENABLE)
 
 
-@check(
+@nvswitch_check(
     "fabric-topology",
     title="All NVSwitches are present and report no errors",
     looks_at=(
@@ -343,8 +342,6 @@ def fabricmanager_missing(node: Node) -> Verdict:
     fix=READ_MANAGER_LOG,
     blocked_by=("module-not-loaded", "fabricmanager-version"),
     refs=(_GUIDE,),
-    needs=("nvswitch",),
-    preflight=ANY_ENGINE,
 )
 def fabric_topology(node: Node) -> Verdict:
     """With a missing or failed switch the fabric manager exits, and CUDA fails with error 802 on every GPU
@@ -515,7 +512,7 @@ def _configured(node: Node) -> bool:
     return bool(settings.get("ServerAddress")) or bool(node.host.glob(tokens, "*.tok"))
 
 
-@check(
+@prerequisite_check(
     "vgpu-driver-mismatch",
     title="The guest driver is compatible with the host's vGPU manager",
     looks_at="messages of the guest driver about the host's vGPU manager in the kernel's log.",
@@ -523,7 +520,6 @@ def _configured(node: Node) -> bool:
     blocked_by=("module-not-loaded",),
     classes=(VM,),
     refs=("https://docs.nvidia.com/vgpu/",),
-    preflight=ANY_ENGINE,
 )
 def vgpu_driver_mismatch(node: Node) -> Verdict:
     """Guest driver and host must have the same vGPU release or compatible ones. Otherwise the virtual GPU is

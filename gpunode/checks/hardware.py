@@ -12,13 +12,14 @@ from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import POWER_OFF, FixByFamily, per_family
 from gpunode.checks.kernel_module import failures
 from gpunode.checks.model import (
-    ANY_ENGINE,
     HOST_OR_CONTAINER,
     Verdict,
     check,
     fail,
+    next_boot_check,
     note,
     ok,
+    prerequisite_check,
     seen,
     skip,
     warn,
@@ -39,12 +40,11 @@ from gpunode.output.result import many
 _NVIDIA = "nvidia"
 
 
-@check(
+@prerequisite_check(
     "pci-no-gpu",
     title="An NVIDIA GPU is on the PCI bus",
     looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of all devices in /sys/bus/pci/devices.",
     fix=fixes.RESCAN_PCI,
-    preflight=ANY_ENGINE,
     classes=HOST_OR_CONTAINER,
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
@@ -144,7 +144,7 @@ def _short(address: str) -> str:
     return f"{domain.lstrip('0') or '0'}:{rest}"
 
 
-@check(
+@prerequisite_check(
     "gpu-bound-other-driver",
     title="No other driver controls the GPUs",
     looks_at=(
@@ -155,7 +155,6 @@ def _short(address: str) -> str:
     # the check knows the addresses and how to rebind them; an invented address may be a disk's
     fix=fixes.look("gpunode doctor gpu-bound-other-driver", "It prints the command for this node's GPUs"),
     blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
-    preflight=ANY_ENGINE,
     classes=HOST_OR_CONTAINER,
     refs=("https://docs.kernel.org/driver-api/vfio.html",),
 )
@@ -327,14 +326,13 @@ def log_lines(node: Node, pattern: str) -> Sequence[tuple[KernelLine, re.Match[s
         return ()
 
 
-@check(
+@prerequisite_check(
     "aux-power",
     title="The GPUs' power cables are connected",
     looks_at="the driver's power errors and XID 54 in the kernel's log.",
     fix=POWER_OFF,
     blocked_by=("pci-no-gpu",),
     needs=("gpu",),
-    preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
 def aux_power(node: Node) -> Verdict:
@@ -388,7 +386,7 @@ def coherent_memory_mode(node: Node) -> Verdict:
     )
 
 
-@check(
+@prerequisite_check(
     "uvm-hmm-kaslr",
     title="The unified memory module has an address range for GPU memory",
     looks_at="messages of nvidia-uvm in the kernel's log, and the module's parameter uvm_disable_hmm.",
@@ -399,7 +397,6 @@ def coherent_memory_mode(node: Node) -> Verdict:
     ),
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     needs=("gpu",),
-    preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/",),
 )
 def uvm_hmm_kaslr(node: Node) -> Verdict:
@@ -426,7 +423,7 @@ def uvm_hmm_kaslr(node: Node) -> Verdict:
 _OLDER_SECONDS = 60  # an initramfs that was written this long before the blacklist can't contain it
 
 
-@check(
+@prerequisite_check(
     "nouveau-loaded",
     title="nouveau doesn't control the GPUs",
     looks_at=(
@@ -436,7 +433,6 @@ _OLDER_SECONDS = 60  # an initramfs that was written this long before the blackl
     ),
     fix=fixes.BLACKLIST_NOUVEAU,
     blocked_by=("pci-no-gpu", "driver-not-installed"),
-    preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def nouveau_loaded(node: Node) -> Verdict:
@@ -453,13 +449,12 @@ def nouveau_loaded(node: Node) -> Verdict:
     return ok("nouveau controls no GPU")
 
 
-@check(
+@prerequisite_check(
     "nova-core-loaded",
     title="nova doesn't control the GPUs",
     looks_at="the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nova_core.",
     fix=fixes.BLACKLIST_NOVA,
     blocked_by=("pci-no-gpu", "driver-not-installed"),
-    preflight=ANY_ENGINE,
     refs=("https://docs.kernel.org/gpu/nova/index.html",),
 )
 def nova_core_loaded(node: Node) -> Verdict:
@@ -496,10 +491,9 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
     return row is not None and bool(refusal(row, number, node.module_open))
 
 
-@check(
+@next_boot_check(
     "nouveau-not-blacklisted",
     title="nouveau won't load at the next boot",
-    severity="warning",
     looks_at=(
         "whether modules.dep of the running kernel has nouveau.ko, and what blocks it: modprobe.d, the "
         "kernel's command line, and whether the initramfs is newer than that file. The initramfs isn't "
@@ -509,7 +503,6 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
     blocked_by=("pci-no-gpu", "driver-not-installed", "nouveau-loaded", "nova-core-loaded"),
     needs=("gpu",),
     unless=("vfio-host", "operator-driver"),
-    reboot=True,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def nouveau_not_blacklisted(node: Node) -> Verdict:

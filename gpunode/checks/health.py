@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fix
@@ -27,6 +28,8 @@ from gpunode.facts.node import Node
 from gpunode.gpu.model import GPU_IS_LOST, Gpu
 from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 from gpunode.gpu.nvml_health import Condition
+
+health_check = partial(check, classes=HOST_OR_CONTAINER)
 
 # Fixes for a GPU's condition. Whatever resets a GPU ends the work on it.
 
@@ -119,7 +122,7 @@ _NVML = (
 )
 
 
-@check(
+@health_check(
     "gpu-lost",
     title="No GPU has fallen off the bus",
     looks_at=(
@@ -127,7 +130,6 @@ _NVML = (
     ),
     fix=fixes.REBOOT,
     blocked_by=_NVML,
-    classes=HOST_OR_CONTAINER,
     preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
@@ -183,13 +185,12 @@ _WORDS = {
 _FIRST = tuple(_WORDS)
 
 
-@check(
+@health_check(
     "gpu-reset-required",
     title="No GPU needs a reset",
     looks_at="the recovery action that the driver reports for each GPU, and NVML's result 16.",
     fix=fixes.RESET,
     blocked_by=("gpu-lost", *_NVML),
-    classes=HOST_OR_CONTAINER,
     preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )
@@ -214,13 +215,12 @@ def _action(gpu: Condition) -> str:
     return gpu.reading.recovery_action or "none"
 
 
-@check(
+@health_check(
     "inforom-corrupt",
     title="The GPUs' infoROMs are valid",
     severity="warning",
     looks_at="NVML's validation of each GPU's infoROM.",
     fix=REPORT,
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang",),
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
@@ -245,12 +245,11 @@ _MOST_RETIRED = 63  # pages; NVIDIA's dynamic page retirement: from this count o
 _GUIDE = "https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/"
 
 
-@check(
+@health_check(
     "ecc-uncorrectable",
     title="No GPU has uncorrectable memory errors",
     looks_at="NVML's count of uncorrectable ECC errors since the last reset, and its threshold for SRAM.",
     fix=fixes.RESET,
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required", "row-remap-pending"),
     refs=(_GUIDE,),
 )
@@ -288,12 +287,11 @@ _LOST_DATA = (
 )
 
 
-@check(
+@health_check(
     "row-remap-pending",
     title="No bad memory is waiting for a reset",
     looks_at="NVML's remapped rows (Ampere and newer) or retired pages (older GPUs), pending and failed.",
     fix=fixes.RESET,
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     refs=(_GUIDE,),
 )
@@ -335,12 +333,11 @@ def _state(gpu: Condition) -> str:
     return ", ".join(words for words, holds in answer.items() if holds)
 
 
-@check(
+@health_check(
     "channel-repair-pending",
     title="No repair is waiting for a reset",
     looks_at="NVML's repair status (Blackwell and newer).",
     fix=fixes.RESET,
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
 )
@@ -363,13 +360,12 @@ def _repair(gpu: Condition) -> str:
     return " and ".join(word for word, holds in words.items() if holds) + " will be repaired"
 
 
-@check(
+@health_check(
     "ecc-mode-pending",
     title="No ECC mode change is waiting for a reset",
     severity="warning",
     looks_at="NVML's ECC mode of each GPU, now and after the next reset.",
     fix=fixes.RESET,
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required"),
     reboot=True,
     refs=("https://docs.nvidia.com/deploy/nvidia-smi/",),
@@ -415,7 +411,7 @@ _CREDIBLE = range(50, 151)  # °C; newer GPUs report how far they are from a lim
 _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
 
 
-@check(
+@health_check(
     "thermal-power-throttle",
     title="The GPUs aren't throttled",
     severity="warning",
@@ -429,7 +425,6 @@ _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
         "supplies",
         needs_root=False,
     ),
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "aux-power"),
     refs=("https://docs.nvidia.com/deploy/nvml-api/",),
 )
@@ -500,13 +495,12 @@ def _watts(milliwatts: int | None) -> str:
     return f"{(milliwatts or 0) / 1000:g} W"
 
 
-@check(
+@health_check(
     "nvlink-down",
     title="All NVLinks are up",
     severity="warning",
     looks_at="NVML's state of every NVLink, compared between GPUs of one model.",
     fix=NVLINKS,
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang", "gpu-reset-required", "fabricmanager-missing", "fabric-training"),
     refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
 )
@@ -565,12 +559,11 @@ _GIB = 1 << 30
 _ORPHANED = _GIB  # more memory than a driver reserves for itself
 
 
-@check(
+@health_check(
     "compute-mode",
     title="The GPUs accept CUDA programs",
     looks_at="NVML's compute mode of each GPU, and whether the MPS daemon runs, which sets the mode itself.",
     fix=Fix("nvidia-smi -c DEFAULT"),
-    classes=HOST_OR_CONTAINER,
     blocked_by=("nvml-hang",),
     preflight=ANY_ENGINE,
     refs=("https://docs.nvidia.com/deploy/mps/",),

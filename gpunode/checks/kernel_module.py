@@ -12,13 +12,14 @@ from gpunode.checks.cdi import cdi_lost_at_reboot, enabled_writer, readers
 from gpunode.checks.device_plugin import shown
 from gpunode.checks.finding import Evidence, FindingStatus, Fix
 from gpunode.checks.model import (
-    ANY_ENGINE,
     HOST_OR_CONTAINER,
     Verdict,
     check,
     fail,
+    next_boot_check,
     note,
     ok,
+    prerequisite_check,
     seen,
     skip,
     warn,
@@ -39,7 +40,7 @@ from gpunode.facts.traits import TRAITS
 from gpunode.gpu.library_paths import DRIVER_ROOT
 
 
-@check(
+@prerequisite_check(
     "driver-not-installed",
     title="The NVIDIA driver is installed",
     looks_at=(
@@ -49,7 +50,6 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
     fix=fixes.INSTALL_DRIVER,
     blocked_by=("pci-no-gpu",),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
-    preflight=ANY_ENGINE,
 )
 def driver_not_installed(node: Node) -> Verdict:
     """Without the kernel module no program on this node can use the GPUs. The CUDA toolkit or the libraries
@@ -79,7 +79,7 @@ def driver_not_installed(node: Node) -> Verdict:
     return fail("no NVIDIA driver is installed", *evidence, fix=driver_packages.install_driver(node))
 
 
-@check(
+@prerequisite_check(
     "dkms-not-built",
     title="The module is built for the running and the next kernel",
     looks_at=(
@@ -89,7 +89,6 @@ def driver_not_installed(node: Node) -> Verdict:
     ),
     fix=fixes.BUILD_MODULE,
     blocked_by=("driver-not-installed", "kernel-unsupported"),
-    preflight=ANY_ENGINE,
     reboot=True,
     refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
 )
@@ -186,7 +185,7 @@ _DISTRIBUTION_SIGNERS = (
 )  # fmt: skip
 
 
-@check(
+@prerequisite_check(
     "secureboot-unsigned",
     title="Secure Boot accepts the module",
     looks_at=(
@@ -195,7 +194,6 @@ _DISTRIBUTION_SIGNERS = (
     ),
     fix=fixes.ENROL_KEY,
     blocked_by=("driver-not-installed", "dkms-not-built"),
-    preflight=ANY_ENGINE,
     reboot=True,
     refs=(
         "https://wiki.debian.org/SecureBoot",
@@ -244,17 +242,15 @@ def secureboot_unsigned(node: Node) -> Verdict:
     )
 
 
-@check(
+@next_boot_check(
     "mok-pending",
     title="No key is waiting to be enrolled at the next boot",
-    severity="warning",
     looks_at=(
         "the efivar MokNew, where mokutil --import stores a key for MokManager, on a node with Secure Boot."
     ),
     fix=driver_packages.LIST_NEW_KEYS,
     blocked_by=("driver-not-installed", "secureboot-unsigned"),
     unless=("operator-driver",),
-    reboot=True,
     refs=("https://wiki.debian.org/SecureBoot",),
 )
 def mok_pending(node: Node) -> Verdict:
@@ -285,10 +281,9 @@ _UVM = "nvidia_uvm"
 _LINKS = ("create-dev-char-symlinks",)
 
 
-@check(
+@next_boot_check(
     "uvm-lost-at-reboot",
     title="The unified memory module is loaded at the next boot",
-    severity="warning",
     looks_at=(
         "modules-load.d, modprobe.d, udev rules, units and scripts that load nvidia_uvm, if containers "
         "get GPUs only through CDI."
@@ -296,7 +291,6 @@ _LINKS = ("create-dev-char-symlinks",)
     fix=Fix("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf"),
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     unless=("operator-driver", "immutable"),
-    reboot=True,
     refs=("https://www.freedesktop.org/software/systemd/man/latest/modules-load.d.html",),
 )
 def uvm_lost_at_reboot(node: Node) -> Verdict:
@@ -335,10 +329,9 @@ def _operator(node: Node) -> str:
     return OPERATOR if node.host.is_dir(OPERATOR) else ""
 
 
-@check(
+@next_boot_check(
     "dev-char-lost-at-reboot",
     title="The links in /dev/char are created at the next boot",
-    severity="warning",
     looks_at=(
         "links in /dev/char to NVIDIA's device files, if runc 1.1.3 to 1.1.6 needs them, and what "
         "creates them at boot: a udev rule, a unit or script of this node, the GPU operator."
@@ -347,7 +340,6 @@ def _operator(node: Node) -> str:
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
     unless=("operator-driver", "immutable"),
     refs=("https://github.com/opencontainers/runc/issues/3708",),
-    reboot=True,
 )
 def dev_char_lost_at_reboot(node: Node) -> Verdict:
     """This runc reports a container's device files to systemd through these links. They exist now, but only
@@ -456,7 +448,7 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
     )
 
 
-@check(
+@prerequisite_check(
     "module-not-loaded",
     title="The NVIDIA module is loaded",
     looks_at="/sys/module/nvidia and its initstate; modprobe.d and the kernel's log for what blocked it.",
@@ -472,7 +464,6 @@ def operator_driver(node: Node) -> tuple[tuple[Evidence, ...], Fix]:
         "secureboot-unsigned",
     ),
     classes=HOST_OR_CONTAINER,
-    preflight=ANY_ENGINE,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1269",),
 )
 def module_not_loaded(node: Node) -> Verdict:
@@ -551,15 +542,13 @@ def _after_failure(node: Node) -> Fix | None:
     return fixes.READ_KERNEL_LOG
 
 
-@check(
+@next_boot_check(
     "module-disabled-next-boot",
     title="The module can be loaded at the next boot",
-    severity="warning",
     looks_at="install lines that load nothing and aliases to off, for nvidia and nvidia_uvm in modprobe.d.",
     fix=driver_packages.SHOW_MODPROBE,
     blocked_by=("module-not-loaded",),
     unless=("operator-driver",),
-    reboot=True,
     refs=("https://man7.org/linux/man-pages/man5/modprobe.d.5.html",),
 )
 def module_disabled_next_boot(node: Node) -> Verdict:
@@ -577,7 +566,7 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     )
 
 
-@check(
+@prerequisite_check(
     "gsp-firmware",
     title="The GPU firmware matches the driver",
     looks_at=(
@@ -587,7 +576,6 @@ def module_disabled_next_boot(node: Node) -> Verdict:
     fix=driver_packages.REINSTALL_FIRMWARE,
     blocked_by=("module-not-loaded",),
     unless=("operator-driver", "vgpu-guest"),
-    preflight=ANY_ENGINE,
     reboot=True,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446",),
 )

@@ -15,14 +15,14 @@ from gpunode.checks.finding import (
     Fix,
 )
 from gpunode.checks.model import (
-    ANY_ENGINE,
-    CLUSTER_NODES,
     HOST_OR_CONTAINER,
     Verdict,
-    check,
+    cluster_check,
     fail,
+    kubelet_check,
     note,
     ok,
+    prerequisite_check,
     seen,
     skip,
     warn,
@@ -54,7 +54,7 @@ _PLUGINS = ("nvidia", "gpunode")
 _OUR_UNIT = "gpunode-device-plugin.service"
 
 
-@check(
+@cluster_check(
     "kubelet-not-running",
     title="The kubelet is running",
     looks_at=(
@@ -63,7 +63,6 @@ _OUR_UNIT = "gpunode-device-plugin.service"
         "seconds to report what it can allocate (PodResources)."
     ),
     fix=fixes.START_KUBELET,
-    classes=CLUSTER_NODES,
     preflight=("kubernetes",),
     # the kubelet exits at once without its engine's CRI, or with swap
     blocked_by=(
@@ -108,12 +107,11 @@ def _restart(kubelet: Kubelet) -> Fix | None:
     return fixes.restart(unit, RESTARTS_KUBELET if unit == "kubelet" else RESTARTS_KUBERNETES)
 
 
-@check(
+@cluster_check(
     "kubelet-device-plugin-dir",
     title="The kubelet accepts device plugins",
     looks_at=f"{DEVICE_PLUGINS}/kubelet.sock; the path is fixed, whatever the kubelet's --root-dir is.",
     fix=fixes.START_KUBELET,
-    classes=CLUSTER_NODES,
     preflight=("kubernetes",),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "microk8s-paths"),
     refs=("https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/",),
@@ -136,7 +134,7 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
     return ok("the kubelet accepts device plugins", seen(path, "listening"))
 
 
-@check(
+@cluster_check(
     "plugin-socket-dead",
     title="The device plugin's socket answers",
     looks_at=(
@@ -148,7 +146,6 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
         note="This is gpunode's own plugin. NVIDIA's runs in a pod, and its log says why it has exited:\n"
         + _SHOW_LOG.command,
     ),
-    classes=CLUSTER_NODES,
     # a plugin without a driver, or without its handler, exits as well
     blocked_by=(
         "pci-no-gpu",
@@ -255,7 +252,7 @@ _MORE = ("/var/lib/rancher/k3s/agent/etc/kubelet.conf.d", "/var/lib/rancher/rke2
 _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
 
 
-@check(
+@prerequisite_check(
     "disk-pressure",
     title="The disks have space for images and pods",
     looks_at=(
@@ -266,7 +263,6 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
     fix=_PRUNE,
     classes=HOST_OR_CONTAINER,
     blocked_by=("pci-no-gpu",),
-    preflight=ANY_ENGINE,
     refs=("https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",),
 )
 def disk_pressure(node: Node) -> Verdict:
@@ -382,7 +378,7 @@ def _crictl(node: Node) -> str:
     return f"{program} --runtime-endpoint unix://{daemon.socket}"
 
 
-@check(
+@kubelet_check(
     "kubelet-swap-memlock-hugepages",
     title="Swap doesn't prevent the kubelet from starting",
     looks_at="/proc/swaps and failSwapOn, if a kubelet should be running but isn't.",
@@ -393,9 +389,7 @@ def _crictl(node: Node) -> str:
         "first stop what uses it",
         effect=f"starts the kubelet, which {ENDS_EVICTED}",
     ),
-    classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu",),
-    needs=("kubelet",),
     refs=("https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/",),
 )
 def kubelet_swap(node: Node) -> Verdict:
@@ -430,7 +424,7 @@ _VERIFY = fixes.look(
 )
 
 
-@check(
+@kubelet_check(
     "runtimeclass-missing",
     title="Pods with allocated GPUs run under the nvidia runtime",
     severity="warning",
@@ -444,9 +438,7 @@ _VERIFY = fixes.look(
         note="Run it where kubectl can reach the cluster. Then set runtimeClassName: nvidia in the pod "
         "template of each of these workloads: its new pods get their GPUs",
     ),
-    classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
-    needs=("kubelet",),
     refs=("https://kubernetes.io/docs/concepts/containers/runtime-class/",),
 )
 def runtimeclass_missing(node: Node) -> Verdict:
@@ -484,7 +476,7 @@ def _handler(name: str) -> str:
     return f"the handler {name}" if name else "the engine's default handler"
 
 
-@check(
+@kubelet_check(
     "pod-driver-capabilities",
     title="Pods with allocated GPUs request CUDA",
     severity="info",
@@ -493,9 +485,7 @@ def _handler(name: str) -> str:
         f"kubectl get pods --all-namespaces --output yaml | grep --context 1 {_CAPABILITIES}",
         needs_root=False,
     ),
-    classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "kubelet-not-running"),
-    needs=("kubelet",),
     refs=(
         "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/"
         "docker-specialized.html#driver-capabilities",
@@ -523,15 +513,13 @@ def pod_driver_capabilities(node: Node) -> Verdict:
     return ok("all containers with allocated GPUs request CUDA libraries")
 
 
-@check(
+@kubelet_check(
     "hostusers-false",
     title="Pods with a user namespace can use GPUs",
     severity="info",
     looks_at="pods with a user namespace (/proc/PID/uid_map), if the nvidia runtime is in legacy mode.",
     fix=Fix("gpunode toolkit config set nvidia-container-runtime.mode=cdi"),
-    classes=CLUSTER_NODES,
     blocked_by=("pci-no-gpu", "kubelet-not-running", "toolkit-missing", "toolkit-config-invalid"),
-    needs=("kubelet",),
     refs=("https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/",),
 )
 def hostusers_false(node: Node) -> Verdict:

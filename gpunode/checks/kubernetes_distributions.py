@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from gpunode.checks import fixes
 from gpunode.checks.containerd import reported_handlers, seen_handlers
@@ -17,6 +18,8 @@ from gpunode.facts.kubelet import DEVICE_PLUGINS, ROOT, SNAP_ROOT
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import BY_MOUNTS
 from gpunode.output.result import many
+
+containerd_check = partial(check, needs=("kubelet", "containerd"))
 
 
 @check(
@@ -59,7 +62,7 @@ def microk8s_paths(node: Node) -> Verdict:
     )
 
 
-@check(
+@containerd_check(
     "k0s-dropin",
     title="k0s reads its drop-in files",
     looks_at=f"files for GPUs in {K0S_DROP_INS}, and whether k0s generated /etc/k0s/containerd.toml.",
@@ -69,7 +72,6 @@ def microk8s_paths(node: Node) -> Verdict:
         disturbs=RESTARTS_KUBERNETES,
     ),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
-    needs=("kubelet", "containerd"),
     refs=("https://docs.k0sproject.io/stable/runtime/",),
 )
 def k0s_dropin(node: Node) -> Verdict:
@@ -216,7 +218,7 @@ _BELOW = ("pci-no-gpu", "containerd-config-version")
 _DOCS = "https://docs.k3s.io/advanced"
 
 
-@check(
+@containerd_check(
     "k3s-nvidia-not-detected",
     title="k3s or rke2 has detected the nvidia runtime",
     looks_at=(
@@ -225,7 +227,6 @@ _DOCS = "https://docs.k3s.io/advanced"
     ),
     fix=fixes.restart("k3s", RESTARTS_KUBERNETES),
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
-    needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#nvidia-container-runtime",),
 )
 def k3s_nvidia_not_detected(node: Node) -> Verdict:
@@ -260,7 +261,7 @@ _KEEPS_TEMPLATE = (
 _CONFIGURE_K3S = fixes.configure("k3s")
 
 
-@check(
+@containerd_check(
     "k3s-wrong-template",
     title="k3s or rke2 reads the existing template",
     looks_at=(
@@ -269,7 +270,6 @@ _CONFIGURE_K3S = fixes.configure("k3s")
     ),
     fix=_CONFIGURE_K3S,
     blocked_by=_BELOW,
-    needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#configuring-containerd",),
 )
 def k3s_wrong_template(node: Node) -> Verdict:
@@ -311,7 +311,7 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
     return judge(summary, seen(path, f"not read by {why}"), fix=fix)
 
 
-@check(
+@containerd_check(
     "k3s-edited-generated",
     title="The generated file of k3s or rke2 was not edited",
     looks_at=(
@@ -320,7 +320,6 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
     ),
     fix=_CONFIGURE_K3S,
     blocked_by=_BELOW,
-    needs=("kubelet", "containerd"),
     refs=(f"{_DOCS}#configuring-containerd",),
 )
 def k3s_edited_generated(node: Node) -> Verdict:
@@ -348,7 +347,7 @@ def k3s_edited_generated(node: Node) -> Verdict:
     )
 
 
-@check(
+@containerd_check(
     "k3s-nvidia-wrong-root",
     title="The nvidia runtime is configured for the containerd that k3s or rke2 runs",
     looks_at=(
@@ -358,7 +357,6 @@ def k3s_edited_generated(node: Node) -> Verdict:
     ),
     fix=_CONFIGURE_K3S,
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
-    needs=("kubelet", "containerd"),
     refs=(
         "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/getting-started.html",
         "https://docs.rke2.io/advanced",

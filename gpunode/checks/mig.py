@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from gpunode.checks import fabric, fixes
 from gpunode.checks.cdi import NO_SPEC
 from gpunode.checks.device_plugin import source
 from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.health import on_gpu, which
-from gpunode.checks.model import Verdict, check, fail, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, check, fail, next_boot_check, ok, seen, skip, warn
 from gpunode.checks.security import driver_upgrade
 from gpunode.facts import mig
 from gpunode.facts.device_plugins import configuration, mig_strategy, shares_by_mps
@@ -20,6 +21,8 @@ from gpunode.facts.systemd import read_unit
 from gpunode.gpu.model import Gpu, MigDevice
 from gpunode.output.result import many
 
+mig_check = partial(check, needs=("mig",))
+mig_pod_check = partial(check, needs=("mig", "kubelet"))
 _GUIDE = "https://docs.nvidia.com/datacenter/tesla/mig-user-guide/"
 _PARTED = "https://github.com/NVIDIA/mig-parted"
 _UNTOLD = "NVML doesn't report the MIG mode of these GPUs"
@@ -30,15 +33,13 @@ _CREATE = (
 _ASKED = ("module-not-loaded", "driver-lib-mismatch", "nvml-hang")
 
 
-@check(
+@next_boot_check(
     "mig-mode-pending",
     title="No MIG mode change is waiting for a reset",
-    severity="warning",
     looks_at="each GPU's MIG mode as NVML reports it: now, and after the next reset.",
     fix=fixes.RESET,
     blocked_by=_ASKED,
     refs=(_GUIDE,),
-    reboot=True,
 )
 def mig_mode_pending(node: Node) -> Verdict:
     """A GPU in use keeps its old mode until it is reset: MIG devices can't be created before that, and a
@@ -76,14 +77,13 @@ def mig_mode_pending(node: Node) -> Verdict:
     )
 
 
-@check(
+@mig_check(
     "mig-enabled-no-instances",
     title="GPUs with MIG enabled have MIG devices",
     looks_at="the MIG devices that NVML lists for each GPU with MIG enabled.",
     fix=Fix("nvidia-smi mig -cgi 19,19,19,19,19,19,19 -C"),
     blocked_by=(*_ASKED, "mig-mode-pending"),
     refs=(_GUIDE, _PARTED),
-    needs=("mig",),
 )
 def mig_enabled_no_instances(node: Node) -> Verdict:
     """Programs can use such a GPU only through its MIG devices. Without any, CUDA finds no device, and
@@ -146,7 +146,7 @@ def _finest(name: str) -> str:
     return "" if "RTX" in name else "19,19,19,19,19,19,19"
 
 
-@check(
+@mig_check(
     "mig-config-lost",
     title="The MIG layout is restored after a reboot",
     severity="warning",
@@ -157,7 +157,6 @@ def _finest(name: str) -> str:
     fix=fabric.KEEP_LAYOUT,
     blocked_by=(*_ASKED, "mig-enabled-no-instances"),
     refs=(_PARTED,),
-    needs=("mig",),
     reboot=True,
 )
 def mig_config_lost(node: Node) -> Verdict:
@@ -186,14 +185,13 @@ def _counted(gpu: Gpu) -> str:
     return ", ".join(f"{number} × {profile}" for profile, number in sorted(profiles.items()))
 
 
-@check(
+@mig_check(
     "mig-cdi-stale",
     title="CDI specifications match the current MIG devices",
     looks_at="the names of devices in CDI specifications against the MIG devices that NVML lists.",
     fix=fixes.REFRESH_CDI,
     blocked_by=(*_ASKED, "mig-enabled-no-instances", "cdi-spec-stale"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html",),
-    needs=("mig",),
 )
 def mig_cdi_stale(node: Node) -> Verdict:
     """The MIG devices changed after this file was written, which gave them new UUIDs. Engines then report
@@ -226,7 +224,7 @@ def mig_cdi_stale(node: Node) -> Verdict:
     )
 
 
-@check(
+@mig_pod_check(
     "mig-nvml-regression",
     title="The driver counts MIG and whole GPUs correctly",
     severity="warning",
@@ -234,7 +232,6 @@ def mig_cdi_stale(node: Node) -> Verdict:
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=_ASKED,
     refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
-    needs=("mig", "kubelet"),
     table=mig.FAULTS,
 )
 def mig_nvml_regression(node: Node) -> Verdict:
@@ -287,7 +284,7 @@ def _drained(fix: Fix, before: str = f"{_EVERY_NODE}. {_NEW_NAMES}") -> Fix:
     return replace(fix, before=before, disruptive="drain", disturbs=fix.disturbs.partition(":")[0])
 
 
-@check(
+@mig_pod_check(
     "mig-strategy-mismatch",
     title="The device plugin supports this MIG layout",
     looks_at=(
@@ -297,7 +294,6 @@ def _drained(fix: Fix, before: str = f"{_EVERY_NODE}. {_NEW_NAMES}") -> Fix:
     fix=_drained(fabric.MIXED_STRATEGY),
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
     refs=(_README,),
-    needs=("mig", "kubelet"),
 )
 def mig_strategy_mismatch(node: Node) -> Verdict:
     """With the strategy single every MIG device is called nvidia.com/gpu, so all GPUs must be partitioned
@@ -392,7 +388,7 @@ def _logged(node: Node, *marks: str) -> Iterator[Evidence]:
                 break
 
 
-@check(
+@mig_pod_check(
     "mps-mig-mixed",
     title="GPUs are shared with MIG or MPS, not both",
     severity="warning",
@@ -404,7 +400,6 @@ def _logged(node: Node, *marks: str) -> Iterator[Evidence]:
     ),
     blocked_by=("module-not-loaded", "nvml-hang"),
     refs=(_README,),
-    needs=("mig", "kubelet"),
 )
 def mps_mig_mixed(node: Node) -> Verdict:
     """The device plugin's MPS supports only whole GPUs. It refuses MIG devices, and pods that request them

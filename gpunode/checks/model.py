@@ -98,8 +98,12 @@ class Check:
 
 
 check = Check
-# a check of an engine's own settings
-engine_check = partial(check, classes=ENGINE_NODES, unless=NO_ENGINE)
+# with the values that such checks share; a module whose checks share more of them has its own at its head
+engine_check = partial(check, classes=ENGINE_NODES, unless=NO_ENGINE)  # of an engine's own settings
+cluster_check = partial(check, classes=CLUSTER_NODES)  # of the kubelet, or of what runs for it
+kubelet_check = partial(cluster_check, needs=("kubelet",))  # of what a node without a kubelet doesn't have
+prerequisite_check = partial(check, preflight=ANY_ENGINE)  # of what GPU containers need under any engine
+next_boot_check = partial(check, severity="warning", reboot=True)  # of what works until the next reboot
 
 _Run = Callable[[Node], Verdict]
 

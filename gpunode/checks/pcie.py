@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gpunode.checks import fixes, hardware
 from gpunode.checks.finding import Evidence, Fix
-from gpunode.checks.model import ANY_ENGINE, Verdict, check, fail, note, ok, seen, skip, warn
+from gpunode.checks.model import Verdict, check, fail, note, ok, prerequisite_check, seen, skip, warn
 from gpunode.facts import pci
 from gpunode.facts.kernel_log import SOURCE
 from gpunode.facts.node import Node
@@ -13,6 +15,7 @@ from gpunode.facts.processes import uptime
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.output.result import many
 
+bare_metal_check = partial(check, classes=(BARE_METAL,))
 _RESEAT = (
     "Stop the GPU work, power the node off and reseat the card and its riser; then try another slot. "
     "If LnkSta stays below LnkCap or errors return, the part must be replaced"
@@ -30,7 +33,7 @@ _DAY_SECONDS = 86400
 _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
 
 
-@check(
+@prerequisite_check(
     "bar-too-small",
     title="The firmware assigned address windows to the GPUs",
     looks_at=(
@@ -39,7 +42,6 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
     ),
     fix=hardware.ABOVE_4G,
     blocked_by=("pci-no-gpu",),
-    preflight=ANY_ENGINE,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
 )
 def bar_too_small(node: Node) -> Verdict:
@@ -80,7 +82,7 @@ def bar_too_small(node: Node) -> Verdict:
     return (warn if whole else fail)(summary, *evidence, fix=fix)
 
 
-@check(
+@bare_metal_check(
     "pcie-link-degraded",
     title="The PCIe links use all their lanes",
     severity="warning",
@@ -90,7 +92,6 @@ def bar_too_small(node: Node) -> Verdict:
     ),
     fix=fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT),
     blocked_by=("pci-no-gpu",),
-    classes=(BARE_METAL,),
     needs=("gpu",),
     refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
 )
@@ -162,7 +163,7 @@ def pcie_aer_errors(node: Node) -> Verdict:
     )
 
 
-@check(
+@bare_metal_check(
     "iommu-acs",
     title="GPUs reach each other directly",
     severity="info",
@@ -172,7 +173,6 @@ def pcie_aer_errors(node: Node) -> Verdict:
     ),
     fix=hardware.kernel_argument("iommu=pt"),
     blocked_by=("pci-no-gpu",),
-    classes=(BARE_METAL,),
     needs=("multi-gpu",),
     refs=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",),
 )
@@ -210,14 +210,13 @@ def _between(node: Node, port: str) -> bool:
     return bool(higher) and sum(bool(higher & set(bridges)) for bridges in above.values()) > 1
 
 
-@check(
+@bare_metal_check(
     "pcie-aspm",
     title="PCIe power saving didn't disconnect a GPU",
     severity="info",
     looks_at="the ASPM policy of the kernel, if XID 79 was logged in this boot.",
     fix=hardware.NO_ASPM,
     blocked_by=("pci-no-gpu",),
-    classes=(BARE_METAL,),
     needs=("gpu",),
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",),
 )
@@ -240,14 +239,13 @@ def pcie_aspm(node: Node) -> Verdict:
     )
 
 
-@check(
+@bare_metal_check(
     "numa-affinity-missing",
     title="Every GPU has a NUMA node",
     severity="info",
     looks_at="numa_node of every GPU, on machines with several NUMA nodes that have processors.",
     fix=hardware.FIRMWARE_SETUP,
     blocked_by=("pci-no-gpu",),
-    classes=(BARE_METAL,),
     needs=("gpu",),
     refs=("https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci",),
 )

@@ -11,13 +11,13 @@ from gpunode.checks.driver_packages import newer_for_kernel
 from gpunode.checks.finding import DISRUPTS_NOTHING, FindingStatus, Fix
 from gpunode.checks.hardware import kernel_argument
 from gpunode.checks.model import (
-    ANY_ENGINE,
     HOST_OR_CONTAINER,
     Verdict,
     check,
     fail,
     note,
     ok,
+    prerequisite_check,
     seen,
     skip,
     warn,
@@ -151,7 +151,7 @@ _LINUX_DRIVER = ("nvidia-driver", "nvidia-dkms", "nvidia-open", "nvidia-kernel",
 _LINUX_LIBRARIES = "libnvidia-compute"
 
 
-@check(
+@prerequisite_check(
     "wsl2",
     title="WSL provides the GPUs and their driver",
     looks_at=(
@@ -160,7 +160,6 @@ _LINUX_LIBRARIES = "libnvidia-compute"
     ),
     fix=RESTART_WSL.after("wsl.exe --update"),
     blocked_by=("pci-no-gpu",),
-    preflight=ANY_ENGINE,
     classes=(WSL2,),
     refs=("https://docs.nvidia.com/cuda/wsl-user-guide/",),
 )
@@ -244,13 +243,12 @@ def jetson(node: Node) -> Verdict:
     )
 
 
-@check(
+@prerequisite_check(
     "lxc-nested",
     title="The LXC container can use the GPUs",
     looks_at="inside an LXC container: device files, the user namespace, and the toolkit's no-cgroups.",
     fix=pass_devices(("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")),
     blocked_by=("module-not-loaded",),
-    preflight=ANY_ENGINE,
     classes=(CONTAINER,),
     needs=("gpu", "lxc"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/139",),
@@ -454,7 +452,7 @@ def reboot_required(node: Node) -> Verdict:
     return warn(f"kernel {upcoming.release} is waiting for a reboot", installed, running)
 
 
-@check(
+@prerequisite_check(
     "kernel-unsupported",
     title="The driver supports this kernel",
     looks_at=(
@@ -463,7 +461,6 @@ def reboot_required(node: Node) -> Verdict:
     ),
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("driver-not-installed",),
-    preflight=ANY_ENGINE,
     needs=("gpu",),
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
 )

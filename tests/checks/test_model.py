@@ -71,7 +71,7 @@ def test_daemon_that_reports_nothing_is_a_skip_but_a_broken_file_is_not(
 
 
 def test_decorated_function_keeps_what_the_catalogue_reads() -> None:
-    @check("some-check", "docker", title="t", looks_at="l", fix=Fix("true"))
+    @check("some-check", title="t", looks_at="l", fix=Fix("true"))
     @if_reported("docker")
     def some_check(node: Node) -> Verdict:
         """Why it matters."""
