@@ -118,7 +118,7 @@ def _other_end(nvml: Nvml, gpu: Handle, link: int, places: Set[str]) -> tuple[st
 
 # The watcher's thread that waits for NVML's events and reports each when it occurs.
 
-_WAIT_SECONDS = 2.0  # the maximum delay until it watches changed GPUs
+_WAIT_SECONDS = 5.0  # the maximum delay until it watches changed GPUs, which are looked for less often
 _PAUSE_SECONDS = 0.5  # a lost GPU ends every wait at once
 _LONGEST_PAUSE_SECONDS = 30.0
 _RETRY_LOOKS = 10  # reads, after which a GPU that couldn't be watched is tried again
@@ -241,7 +241,7 @@ class Listener:
 
 
 BEAT_SECONDS = 5.0
-_TRACE_SECONDS = 2.5
+_TRACE_SECONDS = BEAT_SECONDS  # one wake-up for both
 _BEAT_EARLY_SECONDS = 0.5  # a beat that is due this soon doesn't need another wake-up
 _SECOND_LOOK_SECONDS = 2.0  # after a change: a recovered GPU must be seen twice
 _LINK_LOOKS = 10  # reads of the inventory per read of the links: a failed link needn't change anything else

@@ -274,9 +274,12 @@ class ReadingHost:
 
     def stat(self, path: str) -> os.stat_result | None:
         """`stat` of the path's target, None if there is none."""
-        with explained(path, "look at"), suppress(*_MISSING):
+        try:  # without `explained` and `suppress`, which would take as long as the call: services repeat it
             return self._status(path)
-        return None
+        except _MISSING:
+            return None
+        except OSError as error:
+            raise explain_os_error(error, path, "look at") from error
 
     def _status(self, path: str, *, follow: bool = True) -> os.stat_result:
         if not self.live:

@@ -21,9 +21,9 @@ from gpunode.facts.processes import own_identity, start_ticks
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.output.typed import from_plain, plain
-from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings, pod_resources_socket
 from gpunode.plugin.model import LeftOut, Problem, Resource, Unit
+from gpunode.plugin.threads import BackgroundTask
 
 if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService
@@ -243,8 +243,8 @@ class StatusFile:
         return (
             [feed.snapshot() for feed in service.ledger.feeds.values()],
             [(link.registrations, link.watched, link.status) for link in service.links.values()],
-            service.ready,
-            service.status,
+            service.backend.waiting,
+            service.ledger.trouble,
             service.ledger.plan.left_out,
             service.ledger.config_trouble,
             service.settings,
