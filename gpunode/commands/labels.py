@@ -74,7 +74,6 @@ def run(
     host: Host,
     flags: Mapping[str, Any],
     progress: Progress,
-    stop: Event | None = None,
     *,
     dry_run: bool = False,
 ) -> Result:
@@ -93,7 +92,7 @@ def run(
     if not settings.labels.oneshot and not dry_run:
         if "stdout" in sink_names(settings.labels):
             raise UsageError("--watch needs a place for the labels", hint="--to file, node-feature or node")
-        return watch(host, origins, resolved, stop)
+        return watch(host, origins, resolved)
     warnings = [problem.text for problem in resolved.warnings]
     try:
         with progress.step("reading the GPUs"):
@@ -180,19 +179,16 @@ _TURN_SECONDS = 1.0
 _END_SECONDS = 1.5
 
 
-def watch(
-    host: Host, origins: OptionSources, resolved: ResolvedSettings, stop: Event | None = None
-) -> Result:
-    """Run until SIGTERM, Ctrl-C or `stop`. Changes of the config file take effect; a missing driver is waited
-    for."""
+def watch(host: Host, origins: OptionSources, resolved: ResolvedSettings) -> Result:
+    """Run until SIGTERM or Ctrl-C. Changes of the config file take effect; a missing driver is waited for."""
     # not for a run without --watch, which should load as little as possible
-    from gpunode.plugin.config.watch import ConfigWatch, Hangup
+    from gpunode.plugin.config.watch import ConfigWatch
     from gpunode.plugin.labels.watch import Labeller
     from gpunode.plugin.logfmt import open_log
-    from gpunode.plugin.service import Systemd, Waiter
+    from gpunode.plugin.service import Systemd
+    from gpunode.plugin.threads import Waiter
 
-    hangup = Hangup()
-    with until_signal(hangup) as signals:
+    with until_signal() as signals:
         log = open_log(sys.stderr, host.environ, resolved.settings.log_format)
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
@@ -201,13 +197,13 @@ def watch(
         signals.wake = signals.look = waiter.wake
         signals.let_go = node.let_go
         node.on_change = waiter.wake
-        config = ConfigWatch(node, log, node.hurry, origins, hangup, resolved.content)
+        config = ConfigWatch(node, log, node.hurry, origins, signals.take_hangup, resolved.content)
         labeller = Labeller(host, log, node.source)
         systemd = Systemd(host, log)
         node.start()
         systemd.tell("READY=1")
         try:
-            while not signals and not (stop is not None and stop.is_set()):
+            while not signals:
                 config.tick(host.monotonic())
                 labeller.tick(host.monotonic())
                 waiter.wait(_TURN_SECONDS)

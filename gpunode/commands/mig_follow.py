@@ -20,10 +20,10 @@ from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.session import MigError
 from gpunode.mig.users import GpusInUseError, Obstacle
 from gpunode.output.result import Result, Text
-from gpunode.plugin.config.watch import Hangup
 from gpunode.plugin.labels.watch import LogProgress
 from gpunode.plugin.logfmt import Log, OnChange, open_log
-from gpunode.plugin.service import Systemd, Waiter
+from gpunode.plugin.service import Systemd
+from gpunode.plugin.threads import Waiter
 
 # The requests of the Node's label and the file, the last action, and the time of the next check.
 #
@@ -266,8 +266,7 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
     mig_apply.require(host)
     refuse_another(host, "LABEL")
     labels = node_labels.connected(host, access, node, follows=True)
-    hangup = Hangup()
-    with until_signal(hangup) as signals:
+    with until_signal() as signals:
         log = open_log(sys.stderr, host.environ)
         waiter = Waiter()
         signals.wake = signals.look = waiter.wake
@@ -291,7 +290,7 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
         log.info("following the label", node=labels.node, label=node_labels.CONFIG)
         try:
             while not signals:
-                pause = follower.turn(hangup.take())
+                pause = follower.turn(signals.take_hangup())
                 systemd.report(follower.status)
                 if not signals:
                     waiter.wait(min(pause, FILE_SECONDS))

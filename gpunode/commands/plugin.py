@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -133,24 +132,24 @@ def plugin_inject(
     return inject(session.host, faults, state_dir, session.progress, timed=bool(script))
 
 
-# `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM, Ctrl-C or `stop`.
+# `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM or Ctrl-C.
 
-_POLL_SECONDS = 1.0  # for `stop`; signals and the end of the service wake this wait
+# signals and the end of the service wake this wait, but not a signal that arrives just before it begins
+_LONGEST_WAIT_SECONDS = 5.0
 
 
-def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> Result:
-    """Serve until a signal or `stop`. `options` are options by field. Logs go to stderr, one line each.
+def serve(host: Host, options: Mapping[str, Any]) -> Result:
+    """Serve until a signal. `options` are options by field. Logs go to stderr, one line each.
 
     Exit 2 or 1 with every problem of the command line or the config file. `PreconditionError` if the plugin
     can't serve at all: not root, or another plugin is on the same socket. A missing driver, GPU or kubelet is
     waited for.
     """
-    from gpunode.plugin.config.watch import ConfigWatch, Hangup
+    from gpunode.plugin.config.watch import ConfigWatch
 
     host.restrict_umask()
     host.use_one_heap()
-    hangup = Hangup()
-    with until_signal(hangup) as signals:
+    with until_signal() as signals:
         source = sources(host, options)
         resolved = source.resolve()
         if resolved.problems:
@@ -164,9 +163,9 @@ def serve(host: Host, options: Mapping[str, Any], stop: Event | None = None) -> 
             log.warning(warning.text, **warning.fields)
 
         service = make_service(host, resolved.settings, log)
-        hurry = service.backend.hurry
-        service.parts.append(ConfigWatch(service.ledger, log, hurry, source, hangup, resolved.content))
-        _serve(service, signals, stop)
+        hurry, take_hangup = service.backend.hurry, signals.take_hangup
+        service.parts.append(ConfigWatch(service.ledger, log, hurry, source, take_hangup, resolved.content))
+        _serve(service, signals)
     if signals:  # a client that signals a whole process group may send the signal twice
         log.info("stopped", signal=signals[0])
     return _result(resolved.settings, service)
@@ -185,16 +184,16 @@ def _chosen(resolved: ResolvedSettings) -> Iterator[tuple[str, str]]:
         yield settings.sharing.strategy, ", ".join(shares)
 
 
-def _serve(service: PluginService, signals: ReceivedSignals, stop: Event | None) -> None:
-    from gpunode.plugin.service import Waiter
+def _serve(service: PluginService, signals: ReceivedSignals) -> None:
+    from gpunode.plugin.threads import Waiter
 
     waiter = Waiter()
     signals.wake = service.at_end = waiter.wake
     signals.let_go = service.backend.let_go
     signals.look = service.wake
     service.start()
-    while service.running and not signals and not (stop is not None and stop.is_set()):
-        waiter.wait(_POLL_SECONDS)
+    while service.running and not signals:
+        waiter.wait(_LONGEST_WAIT_SECONDS)
     service.stop()
     service.join()
 

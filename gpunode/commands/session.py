@@ -38,7 +38,6 @@ from gpunode.output.result import Block, ErrorInfo, ExitCode, Progress, Result
 
 if TYPE_CHECKING:
     from gpunode.host import Host
-    from gpunode.plugin.config.watch import Hangup
 
 # `gpunode --version` needs no more; the first command loads the machine
 
@@ -604,17 +603,26 @@ def _asked_output(argv: Sequence[str]) -> Output:
 
 
 class ReceivedSignals(list[str]):
-    """Names of the signals received. What the handlers call takes no lock: they interrupt its holder."""
+    """Names of the signals received that end the process. What the handlers call takes no lock: they
+    interrupt its holder."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.hung_up = False
         self.wake: Callable[[], None] = lambda: None
         self.let_go: Callable[[], None] = lambda: None
         self.look: Callable[[], None] = lambda: None
 
+    def take_hangup(self) -> bool:
+        """Whether SIGHUP arrived since the last call."""
+        if not self.hung_up:
+            return False
+        self.hung_up = False  # the caller's work comes after this: it includes a signal that arrives now
+        return True
+
 
 @contextmanager
-def until_signal(hangup: Hangup) -> Iterator[ReceivedSignals]:
+def until_signal() -> Iterator[ReceivedSignals]:
     """Collect SIGHUP and the signals that end the process instead of ending; only in the main thread."""
     signals = ReceivedSignals()
     if current_thread() is not main_thread():
@@ -629,7 +637,7 @@ def until_signal(hangup: Hangup) -> Iterator[ReceivedSignals]:
         signals.let_go()
 
     def look_again(number: int, frame: FrameType | None) -> None:
-        hangup.asked = True
+        signals.hung_up = True
         signals.look()
 
     before = {number: signal.signal(number, end) for number in _ENDING}

@@ -21,7 +21,8 @@ from gpunode.plugin.kubelet.watcher import WatcherLink
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, ServicePart, Snapshot
-from gpunode.plugin.service import Systemd, Waiter
+from gpunode.plugin.service import Systemd
+from gpunode.plugin.threads import Waiter
 
 TICK_SECONDS = 0.25
 # each turn compares the sockets and the config file with what they were (stat): a tenth of a millisecond for

@@ -1,47 +1,17 @@
-"""Parts of every service: its wait for events, and its reports to systemd."""
+"""systemd and the services: what they report to it, and the unit file of `plugin serve`."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 
 from gpunode.cdi.refresh import program
 from gpunode.host import Host
 from gpunode.plugin.logfmt import Log, OnChange
-
-
-class Waiter:
-    """A wait that can be ended early. `wait` belongs to one thread; any thread or signal handler may call
-    `wake`.
-
-    A bare lock, which a wake-up releases. A handler that interrupts the thread inside `threading.Event` would
-    wait for the lock that this thread holds, and `SimpleQueue.get` with a time limit, interrupted near its
-    end, waits without one (Python 3.11's _queuemodule.c).
-    """
-
-    def __init__(self) -> None:
-        self._quiet = Lock()
-        self._quiet.acquire()
-
-    def wake(self) -> None:
-        """End this wait, or the next one."""
-        with suppress(RuntimeError):  # it is released already
-            self._quiet.release()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a wake-up, at most `seconds`; all of them are consumed. In the main thread the handlers of
-        signals that arrived have run."""
-        self._quiet.acquire(timeout=max(0.0, seconds))
-        # Python (3.11's ceval.c) keeps pending signals in a flag that is written without a lock, by whichever
-        # thread the kernel has interrupted; this looks at the signals themselves
-        signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 class Systemd:

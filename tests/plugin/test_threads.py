@@ -1,4 +1,4 @@
-"""`service.Waiter`: threads and signal handlers end the wait."""
+"""`threads.Waiter`: threads and signal handlers end the wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gpunode.plugin.service import Waiter
+from gpunode.plugin.threads import Waiter
 from tests.waiting import PATIENCE
 
 LONG = 60.0

@@ -15,27 +15,14 @@ from functools import partial
 from typing import Protocol
 
 from gpunode.errors import GpunodeError
-from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import OptionSources
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import ConfigProblem
 from gpunode.plugin.logfmt import Log
+from gpunode.plugin.threads import BackgroundTask
 
 AGAIN_SECONDS = 0.2
-
-
-class Hangup:
-    """Whether SIGHUP arrived. Signal handlers may set it: it takes no lock."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def take(self) -> bool:
-        if not self.asked:
-            return False
-        self.asked = False  # a signal that arrives now is handled below
-        return True
 
 
 class SettingsOwner(Protocol):
@@ -51,7 +38,7 @@ class ConfigWatch:
     """A part; see `gpunode.plugin.model.ServicePart`. Without a file only SIGHUP counts: it rereads the GPUs.
 
     `owner.config_trouble` says why the present file isn't the active one; empty if it is. `hurry` reads the
-    GPUs now.
+    GPUs now, `take_hangup` returns whether SIGHUP arrived since its last call.
     """
 
     def __init__(
@@ -60,7 +47,7 @@ class ConfigWatch:
         log: Log,
         hurry: Callable[[], None],
         sources: OptionSources,
-        hangup: Hangup,
+        take_hangup: Callable[[], bool],
         taken: bytes,
         task: BackgroundTask | None = None,
     ) -> None:
@@ -68,7 +55,7 @@ class ConfigWatch:
         self._log = log
         self._hurry = hurry
         self._sources = sources
-        self._hangup = hangup
+        self._take_hangup = take_hangup
         self._task = task or BackgroundTask("config")
         self._path = sources.file
         self._considered: bytes | str = taken
@@ -79,7 +66,7 @@ class ConfigWatch:
     def tick(self, now: float) -> float | None:
         if self._task.busy:  # requests that arrive meanwhile are handled next
             return None
-        hung_up = self._hangup.take()
+        hung_up = self._take_hangup()
         if hung_up:
             self._log.info("reading the GPUs and the config file again", signal="SIGHUP")
             self._hurry()

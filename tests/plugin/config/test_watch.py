@@ -8,11 +8,12 @@ from threading import Event
 
 import pytest
 
+from gpunode.commands.session import ReceivedSignals
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.plugin.config.resolve import OptionSources
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.config.watch import ConfigWatch, Hangup
+from gpunode.plugin.config.watch import ConfigWatch
 from gpunode.plugin.serve import PluginService
 from tests.plugin.config.resolving import sources
 from tests.plugin.fakes import FakeBackend, FakeChecker
@@ -47,10 +48,16 @@ class Watched:
         source = sources(flags, file=file)
         resolved = source.resolve()
         self.owner = Owner(resolved.valid_settings())
-        self.hangup = Hangup()
+        self.signals = ReceivedSignals()
         self.log = MemoryLog()
         self.watch = ConfigWatch(
-            self.owner, self.log, self.owner.hurry, source, self.hangup, resolved.content, AtOnce()
+            self.owner,
+            self.log,
+            self.owner.hurry,
+            source,
+            self.signals.take_hangup,
+            resolved.content,
+            AtOnce(),
         )
         self.now = 0.0
         self.tick(2)
@@ -182,7 +189,7 @@ def test_flag_takes_precedence_over_an_edit(file: Path) -> None:
 
 def test_sighup_polls_the_gpus_and_the_file_at_once(watched: Watched, file: Path) -> None:
     file.write_text(BETTER)
-    watched.hangup.asked = True
+    watched.signals.hung_up = True
     watched.tick(0.25)
     assert watched.owner.looked == 1
     assert watched.owner.settings.mig_strategy == "mixed"
@@ -190,9 +197,9 @@ def test_sighup_polls_the_gpus_and_the_file_at_once(watched: Watched, file: Path
 
 def test_sighup_without_a_file_polls_the_gpus() -> None:
     source = sources()
-    owner, hangup = Owner(Settings()), Hangup()
-    watch = ConfigWatch(owner, MemoryLog(), owner.hurry, source, hangup, b"")
-    hangup.asked = True
+    owner, signals = Owner(Settings()), ReceivedSignals()
+    watch = ConfigWatch(owner, MemoryLog(), owner.hurry, source, signals.take_hangup, b"")
+    signals.hung_up = True
     for now in (0.0, 0.25):
         watch.tick(now)
     watch.close()
@@ -200,7 +207,7 @@ def test_sighup_without_a_file_polls_the_gpus() -> None:
 
 
 def test_slow_work_does_not_block_the_main_loop(file: Path) -> None:
-    source, owner, hangup = sources(file=file), Owner(Settings()), Hangup()
+    source, owner, signals = sources(file=file), Owner(Settings()), ReceivedSignals()
     begun, go = Event(), Event()
 
     def configure(settings: Settings) -> None:
@@ -209,13 +216,13 @@ def test_slow_work_does_not_block_the_main_loop(file: Path) -> None:
         Owner.configure(owner, settings)
 
     owner.configure = configure  # type: ignore[method-assign]
-    watch = ConfigWatch(owner, MemoryLog(), owner.hurry, source, hangup, b"")
-    hangup.asked = True
+    watch = ConfigWatch(owner, MemoryLog(), owner.hurry, source, signals.take_hangup, b"")
+    signals.hung_up = True
     watch.tick(0.0)
     assert begun.wait(30)
-    hangup.asked = True
+    signals.hung_up = True
     watch.tick(1.0)
-    assert (owner.looked, hangup.asked) == (1, True)  # it comes next
+    assert (owner.looked, signals.hung_up) == (1, True)  # it comes next
     go.set()
 
     def taken() -> bool:
@@ -234,7 +241,8 @@ def test_write_of_the_file_takes_effect_in_a_service_without_other_events(short:
     resolved = source.resolve()
     log, backend = MemoryLog(), FakeBackend({"nvidia.com/gpu": 2})
     service = PluginService(host, resolved.valid_settings(), log, backend, FakeChecker())
-    service.parts.append(ConfigWatch(service.ledger, log, backend.hurry, source, Hangup(), resolved.content))
+    take = ReceivedSignals().take_hangup
+    service.parts.append(ConfigWatch(service.ledger, log, backend.hurry, source, take, resolved.content))
     kubelet = KubeletStub(host)
     kubelet.start()
     service.start()
