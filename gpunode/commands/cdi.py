@@ -209,6 +209,7 @@ def cdi_generate(
 
     gpunode cdi generate > nvidia.yaml
     """
+    host = session.host
     _refuse_mode(mode)
     disabled, enabled = options.disable_hook or [], options.enable_hook or []
     hooks, flags = source.hooks, options.feature_flag or []
@@ -230,7 +231,24 @@ def cdi_generate(
         every=not options.no_all_device,
         groups=_NO_GIDS not in flags,
     )
-    return generate(session.host, sources, form, session.progress, output_file, format_name)
+    path, file_format = destination(output_file, format_name)
+    check(sources, form)
+    built = make(host, sources, form, session.progress)
+    data = encode(built.spec, file_format)
+    if not path:
+        document = Text(data.decode().removesuffix("\n"), Style.DOCUMENT)
+        return Result(
+            "CdiSpec", _data("", "", file_format, built.spec), messages=built.notes, blocks=(document,)
+        )
+    conflicts = rivals(host, path, built.spec)
+    refuse_conflict(conflicts)
+    action = write(host, path, data)
+    notes = (*built.notes, *remarks(conflicts))
+    blocks = (
+        Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD),
+        devices_line(built),
+    )
+    return Result("CdiSpec", _data(path, action, file_format, built.spec), messages=notes, blocks=blocks)
 
 
 @verb(cdi_app, "list", "CdiDevices")
@@ -420,35 +438,6 @@ class CdiSpec:
     devices: tuple[str, ...]
     hooks: bool
     spec: dict[str, Any]
-
-
-def generate(
-    host: Host, sources: Sources, form: Form, progress: Progress, output: str = "", format_name: str = ""
-) -> Result:
-    """Make it; kind CdiSpec. `output` is a file, empty or ``-`` for stdout; `format_name` is yaml or json,
-    else the file's name says it. A file is written in one step, and left unchanged if it has the same
-    content.
-
-    `GpunodeError` if the GPUs can't be described, or if the file would make another file's devices unusable.
-    """
-    path, file_format = destination(output, format_name)
-    check(sources, form)
-    built = make(host, sources, form, progress)
-    data = encode(built.spec, file_format)
-    if not path:
-        document = Text(data.decode().removesuffix("\n"), Style.DOCUMENT)
-        return Result(
-            "CdiSpec", _data("", "", file_format, built.spec), messages=built.notes, blocks=(document,)
-        )
-    conflicts = rivals(host, path, built.spec)
-    refuse_conflict(conflicts)
-    action = write(host, path, data)
-    notes = (*built.notes, *remarks(conflicts))
-    blocks = (
-        Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD),
-        devices_line(built),
-    )
-    return Result("CdiSpec", _data(path, action, file_format, built.spec), messages=notes, blocks=blocks)
 
 
 def destination(output: str, form: str) -> tuple[str, str]:

@@ -61,7 +61,6 @@ from gpunode.packages.driver_model import (
 from gpunode.packages.driver_plan import hint_of, plan_driver
 from gpunode.packages.find import find_manager
 from gpunode.packages.manager import (
-    WAIT_SECONDS,
     Command,
     Manager,
     PackagesError,
@@ -138,44 +137,6 @@ def driver_plan(
     blocked = bool(plan.refusals) and not plan.up_to_date  # obstacles are part of the plan, not errors
     status = "warn" if blocked else "ok"
     return Result(PLAN, data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
-
-
-@verb(driver_app, "install", "DriverInstallation")
-def driver_install(
-    session: Session,
-    choice: DriverOptions,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    plan: Annotated[
-        str,
-        typer.Option(
-            "--plan",
-            metavar="ID",
-            help="Install only if this is still the plan's ID, which driver plan prints.",
-        ),
-    ] = "",
-    lock_timeout: LockOption = LOCK_SECONDS,
-) -> Result:
-    """Install the driver as planned. Running GPU programs continue. If a reboot is needed, the output says
-    so; until then, new CUDA programs may fail.
-
-    Needs root and --yes, except with --dry-run.
-
-    gpunode driver install --dry-run
-
-    sudo gpunode driver install --yes
-
-    sudo gpunode driver install --yes --plan 3f9c01d2ab47
-    """
-    return install(
-        session.host,
-        build_wish(session.host, choice),
-        session.progress,
-        dry_run=dry_run,
-        yes=yes,
-        lock_seconds=lock_timeout,
-        identifier=plan,
-    )
 
 
 # `gpunode driver plan`: which driver these GPUs and this kernel need, why, and how to install it.
@@ -367,40 +328,53 @@ class DriverInstallation:
     dry_run: bool
 
 
-def install(
-    host: Host,
-    wish: Wish,
-    progress: Progress,
-    *,
-    dry_run: bool,
-    yes: bool,
-    lock_seconds: float = WAIT_SECONDS,
-    identifier: str = "",
+@verb(driver_app, "install", "DriverInstallation")
+def driver_install(
+    session: Session,
+    choice: DriverOptions,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    plan: Annotated[
+        str,
+        typer.Option(
+            "--plan",
+            metavar="ID",
+            help="Install only if this is still the plan's ID, which driver plan prints.",
+        ),
+    ] = "",
+    lock_timeout: LockOption = LOCK_SECONDS,
 ) -> Result:
-    """Install as planned; kind DriverInstallation. `PreconditionError` for what the plan refuses.
+    """Install the driver as planned. Running GPU programs continue. If a reboot is needed, the output says
+    so; until then, new CUDA programs may fail.
 
-    `dry_run` only shows the plan; without `yes` nothing is changed either, and that is an error. With the
-    `identifier` of a plan, only that plan is carried out.
+    Needs root and --yes, except with --dry-run.
+
+    gpunode driver install --dry-run
+
+    sudo gpunode driver install --yes
+
+    sudo gpunode driver install --yes --plan 3f9c01d2ab47
     """
-    if not set(identifier) <= _DIGITS:
-        raise UsageError(f"{identifier!r} is not a plan's id", hint="gpunode driver plan shows it at its end")
+    host, progress, wish = session.host, session.progress, build_wish(session.host, choice)
+    if not set(plan) <= _DIGITS:
+        raise UsageError(f"{plan!r} is not a plan's id", hint="gpunode driver plan shows it at its end")
     with progress.step("looking at the GPUs, the kernel and the packages"):
-        situation, plan = made(host, wish)
-    if yes and not dry_run and plan.commands and not plan.refusals:
+        situation, current = made(host, wish)
+    if yes and not dry_run and current.commands and not current.refusals:
         require_live(host)
-        if _waited_for_others(host, progress, lock_seconds):
-            situation, plan = made(host, wish)
-    if plan.up_to_date:
-        return _result(plan, CarriedOut(), dry_run=dry_run)
-    if identifier not in ("", plan.id):
-        return _refused(plan, identifier, dry_run=dry_run)
+        if _waited_for_others(host, progress, lock_timeout):
+            situation, current = made(host, wish)
+    if current.up_to_date:
+        return _result(current, CarriedOut(), dry_run=dry_run)
+    if plan not in ("", current.id):
+        return _refused(current, plan, dry_run=dry_run)
     if dry_run:
-        changes = tuple(edit.change() for edit in edits_of(host, plan.files))
-        return _result(plan, CarriedOut(changes), dry_run=True)
-    if plan.refusals or not yes:
-        return _refused(plan, identifier, dry_run=False)
+        changes = tuple(edit.change() for edit in edits_of(host, current.files))
+        return _result(current, CarriedOut(changes), dry_run=True)
+    if current.refusals or not yes:
+        return _refused(current, plan, dry_run=False)
     require_live(host)
-    return _install(host, situation, plan, wish, lock_seconds, progress)
+    return _install(host, situation, current, wish, lock_timeout, progress)
 
 
 def _waited_for_others(host: Host, progress: Progress, lock_seconds: float) -> bool:

@@ -16,6 +16,7 @@ from gpunode.commands.options import check_ids
 from gpunode.commands.session import Session, verb
 from gpunode.output.result import Block, Cell, Result, Style, Table, Text
 
+explain_app = typer.Typer(rich_markup_mode=None)
 _FAMILY_NAMES = {
     "debian": "Debian, Ubuntu",
     "rhel": "RHEL, Fedora, Amazon",
@@ -62,9 +63,24 @@ class CheckExplanation:
     refs: tuple[str, ...]
 
 
-def run(identifier: str = "") -> Result:
-    """Explain the check of this id, or list all. `UsageError` names the nearest ids for an unknown one."""
-    if not identifier:
+@verb(explain_app, "explain", "CheckExplanation")
+def explain(
+    session: Session,
+    check: Annotated[
+        str,
+        typer.Argument(
+            metavar="[ID]",
+            help="Check to explain; without it, all checks are listed.",
+            autocompletion=check_ids,
+        ),
+    ] = "",
+) -> Result:
+    """Explain one check, or list all checks. An explanation says what it examines, why,
+    and how to fix a finding on each distribution.
+
+    gpunode explain driver-lib-mismatch
+    """
+    if not check:
         rows = tuple(
             (Cell(listed.id, Style.COMMAND), listed.layer, listed.severity, listed.title)
             for listed in ALL_CHECKS
@@ -74,8 +90,8 @@ def run(identifier: str = "") -> Result:
         )
         table = Table(("CHECK", "LAYER", "SEVERITY", "WHAT MUST HOLD"), rows)
         return Result("CheckList", CheckList(checks), blocks=(table,))
-    check = find_check(identifier)
-    return Result("CheckExplanation", explanation(check), blocks=tuple(_blocks(check)))
+    explained = find_check(check)
+    return Result("CheckExplanation", explanation(explained), blocks=tuple(_blocks(explained)))
 
 
 def explanation(check: Check) -> CheckExplanation:
@@ -146,28 +162,3 @@ def _section(heading: str, *lines: str) -> Iterator[Block]:
     yield Text(heading, Style.HEADING)
     for line in lines:
         yield Text(f"  {line}")
-
-
-# `gpunode explain`.
-
-explain_app = typer.Typer(rich_markup_mode=None)
-
-
-@verb(explain_app, "explain", "CheckExplanation")
-def explain(
-    session: Session,
-    check: Annotated[
-        str,
-        typer.Argument(
-            metavar="[ID]",
-            help="Check to explain; without it, all checks are listed.",
-            autocompletion=check_ids,
-        ),
-    ] = "",
-) -> Result:
-    """Explain one check, or list all checks. An explanation says what it examines, why,
-    and how to fix a finding on each distribution.
-
-    gpunode explain driver-lib-mismatch
-    """
-    return run(check)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,6 +26,7 @@ from gpunode.mig.session import MigError, read_layouts
 from gpunode.output.html import page
 from gpunode.output.result import Block, Progress, Result, Style, Text, many
 
+report_app = typer.Typer(rich_markup_mode=None)
 FORMAT = 1
 _OTHER_FORMATS = (".zip", ".tar", ".tar.xz", ".tar.zst", ".json", ".yaml", ".html", ".txt")
 _NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
@@ -57,16 +57,40 @@ class SupportBundle:
     doctor: DoctorSummary
 
 
-def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = ()) -> Result:
-    """Run the doctor, pack its data, write the bundle to `path`; exit 0 whatever the findings are.
-    `UsageError` before any work.
+@verb(report_app, "report", "SupportBundle")
+def report(
+    session: Session,
+    output_file: Annotated[
+        str,
+        typer.Option(
+            "--output-file",
+            metavar="PATH",
+            help="Write to this file.",
+            show_default="gpunode-report-NODE-TIME.tar.gz",
+        ),
+    ] = "",
+    redact: Annotated[
+        Strings,
+        typer.Option(
+            "--redact",
+            metavar="hostnames|uuids|all,...",
+            help="Also redact these values; secrets are always redacted.",
+        ),
+    ] = None,
+) -> Result:
+    """Create a support bundle. It has the doctor's report, its evidence and logs, without secrets.
 
-    An empty `path` means a generated name in the current directory. `redact` are words of `KINDS`; secrets
-    are always removed.
+    Without root the bundle lacks what only root may read.
+
+    sudo gpunode report --redact all
+
+    gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """
-    refuse_unknown("--redact", redact, (*KINDS, "all"))
-    _refuse_unwritable(host, path)
-    hidden = KINDS if "all" in redact else tuple(kind for kind in KINDS if kind in redact)
+    host, progress, words = session.host, session.progress, redact or ()
+    doctor.check_recording(host)
+    refuse_unknown("--redact", words, (*KINDS, "all"))
+    _refuse_unwritable(host, output_file)
+    hidden = KINDS if "all" in words else tuple(kind for kind in KINDS if kind in words)
     recorder = RecordingHost(host.root, host.environ, host.trace)
     with progress.step("running the doctor"):
         diagnosis = doctor.run(recorder, progress)
@@ -79,7 +103,7 @@ def run(host: Host, progress: Progress, path: str = "", redact: Sequence[str] = 
     redaction = _redaction(recorder, hidden)
     envelope = redaction.value(diagnosis.envelope())
     name, now = _name(envelope, host), host.now()
-    path = str(Path(path or f"{name}.tar.gz").absolute())
+    path = str(Path(output_file or f"{name}.tar.gz").absolute())
     inside = files_of(recorder.kept, redaction)
     left_out = {redaction.path(where): reason for where, reason in recorder.kept.left_out.items()}
     about = {"format": FORMAT, "gpunode": __version__, "at": round(now, 3), "redacted": ["secrets", *hidden]}
@@ -164,41 +188,3 @@ def _blocks(data: SupportBundle) -> list[Block]:
         *lines,
         Text(f"to read the doctor's report on any machine: gpunode doctor --root {data.path}", Style.DIM),
     ]
-
-
-# `gpunode report`.
-
-report_app = typer.Typer(rich_markup_mode=None)
-
-
-@verb(report_app, "report", "SupportBundle")
-def report(
-    session: Session,
-    output_file: Annotated[
-        str,
-        typer.Option(
-            "--output-file",
-            metavar="PATH",
-            help="Write to this file.",
-            show_default="gpunode-report-NODE-TIME.tar.gz",
-        ),
-    ] = "",
-    redact: Annotated[
-        Strings,
-        typer.Option(
-            "--redact",
-            metavar="hostnames|uuids|all,...",
-            help="Also redact these values; secrets are always redacted.",
-        ),
-    ] = None,
-) -> Result:
-    """Create a support bundle. It has the doctor's report, its evidence and logs, without secrets.
-
-    Without root the bundle lacks what only root may read.
-
-    sudo gpunode report --redact all
-
-    gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
-    """
-    doctor.check_recording(session.host)
-    return run(session.host, session.progress, output_file, redact or ())

@@ -10,9 +10,11 @@ from gpunode.checks.model import PREFLIGHTS
 from gpunode.commands import explain
 from gpunode.errors import UsageError
 from gpunode.facts.traits import TRAITS
+from gpunode.host import Host
 from gpunode.output.render import plain_lines
 from scripts.checks_page import markdown
 from tests.checks.remedies import holes, placeholders
+from tests.silent import silent_session
 
 LEDGER = Path(__file__).parent / "catalogue.json"
 
@@ -63,7 +65,7 @@ def test_every_check_has_complete_and_well_formed_metadata(check):
 
 @pytest.mark.parametrize("check", ALL_CHECKS, ids=lambda check: check.id)
 def test_explain_prints_facts_reason_and_fixes_of_every_distribution(check):
-    result = explain.run(check.id)
+    result = explain.explain(silent_session(Host(Path("/"))), check.id)
     text = "\n".join(line for block in result.blocks for line in plain_lines(block))
     assert result.kind == "CheckExplanation"
     assert check.title in text
@@ -78,7 +80,7 @@ def test_explain_prints_facts_reason_and_fixes_of_every_distribution(check):
 
 
 def test_explain_without_an_id_lists_all():
-    result = explain.run()
+    result = explain.explain(silent_session(Host(Path("/"))))
     assert result.kind == "CheckList"
     assert [one.id for one in result.data.checks] == [check.id for check in ALL_CHECKS]
 

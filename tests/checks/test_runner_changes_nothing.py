@@ -20,7 +20,7 @@ from gpunode.facts.node import Node
 from gpunode.host import Host
 from tests.checks import untouched
 from tests.cli import gpunode
-from tests.silent import SilentProgress
+from tests.silent import SilentProgress, silent_session
 
 MACHINES = (
     *("healthy-h100", "healthy-k3s", "healthy-crio", "healthy-wsl2", "healthy-jetson-orin"),
@@ -67,7 +67,7 @@ def test_doctor_leaves_the_machine_unchanged(name, tmp_path):
     doctor.run(host, SilentProgress())
     planned = gpunode("--root", str(host.root), "doctor", "--fix", "-o", "json")
     assert planned.code in (0, 1) and planned.document["kind"] == "DoctorFixes", planned.err
-    explain.run("dev-nodes-missing")
+    explain.explain(silent_session(host), "dev-nodes-missing")
     assert state(host.root) == before
 
 

@@ -22,7 +22,7 @@ from gpunode.facts.node import Node
 from gpunode.host import Host, bundle
 from gpunode.output.result import ExitCode
 from tests.cli import gpunode
-from tests.silent import SilentProgress
+from tests.silent import silent_session
 
 UUID = "GPU-4e1a2b6c-89d0-4f51-9c3e-7a0b1c2d3e01"
 
@@ -32,7 +32,7 @@ def findings(host):
 
 
 def bundle_of(host, path, **chosen):
-    result = report.run(host, SilentProgress(), str(path), **chosen)
+    result = report.report(silent_session(host), str(path), **chosen)
     assert result.data.path == str(path)
     return result
 
@@ -141,15 +141,17 @@ def test_file_name_is_safe_for_any_host_name(tmp_path, monkeypatch):
     spec = machine("healthy-docker-rocky9")
     spec["files"]["/proc/sys/kernel/hostname"] = "../../etc/$(reboot)\n"
     monkeypatch.chdir(tmp_path)
-    result = report.run(Host(build_machine(spec, tmp_path / "m"), environ={}), SilentProgress())
+    result = report.report(silent_session(Host(build_machine(spec, tmp_path / "m"), environ={})))
     assert Path(result.data.path).parent == tmp_path
     assert Path(result.data.path).name.startswith("gpunode-report-etc---reboot-")
 
 
-@pytest.mark.parametrize("chosen", [{"redact": ("everything",)}, {"path": "/"}, {"path": "/nowhere/at/all"}])
+@pytest.mark.parametrize(
+    "chosen", [{"redact": ("everything",)}, {"output_file": "/"}, {"output_file": "/nowhere/at/all"}]
+)
 def test_contradicting_options_are_refused_before_work(chosen, tmp_path):
     with pytest.raises(UsageError):
-        report.run(Host(tmp_path / "missing", environ={}), SilentProgress(), **chosen)
+        report.report(silent_session(Host(tmp_path / "missing", environ={})), **chosen)
 
 
 def test_unreadable_file_stays_unreadable_in_the_bundle(tmp_path):
@@ -452,6 +454,6 @@ def test_unwritable_directory_is_reported_before_any_work(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)
     with pytest.raises(PreconditionError) as raised:
-        report.run(Host(tmp_path), SilentProgress())
+        report.report(silent_session(Host(tmp_path)))
     assert raised.value.message == f"can't write into {tmp_path}"
     assert raised.value.hint == "name another place: gpunode report --output-file PATH.tar.gz"
