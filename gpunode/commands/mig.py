@@ -13,23 +13,22 @@ from gpunode.commands import mig_apply as apply_command
 from gpunode.commands import mig_plan as plan_command
 from gpunode.commands.help_page import command_group
 from gpunode.commands.mig_apply import MigLabels
+from gpunode.commands.mig_plan import ConfigurationOptions, LayoutRequest, parted_option
 from gpunode.commands.options import (
     ContextOption,
     DryRunOption,
     KubeconfigOption,
     NodeOption,
     ServerOption,
-    Strings,
-    mig_labels,
     one_of,
+    refuse_both,
     refuse_unknown,
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
-from gpunode.mig.apply import LayoutRequest
-from gpunode.mig.config import as_json, as_yaml, export
+from gpunode.mig.config import as_json, as_yaml, difference, empty_instances, export
 from gpunode.mig.model import GpuInstance, GpuLayout, Layouts, Profile
 from gpunode.mig.session import read_layouts
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
@@ -100,90 +99,34 @@ def mig_export(
 # `gpunode mig plan|apply|assert`.
 
 
-def _option(*names: str, env: str, text: str, **more: Any) -> Any:
-    """An option of mig-parted's, which its variable sets as well as ours."""
-    return typer.Option(*names, envvar=[f"GPUNODE_MIG_{env}", f"MIG_PARTED_{env}"], help=text, **more)
-
-
-DrainOption = Annotated[
-    Strings,
-    typer.Option(
-        "--drain",
-        metavar="UNIT|CONTAINER|PID,...",
-        help="Stop these users of a GPU first; a unit, such as nvidia-dcgm (monitoring), or container"
-        " (docker:ID) is started again, a PID (SIGTERM) isn't.",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class ConfigurationOptions:
-    """The configuration of `mig plan`, `apply` and `assert`."""
-
-    config_file: Annotated[
-        str,
-        _option(
-            "-f",
-            "--config-file",
-            env="CONFIG_FILE",
-            metavar="FILE",
-            text="File such as docs/mig-config.yaml; - is standard input. [required]",
-        ),
-    ] = ""
-    selected_config: Annotated[
-        str,
-        _option(
-            "-c",
-            "--selected-config",
-            env="SELECTED_CONFIG",
-            metavar="LABEL",
-            text="Configuration of the file; required if it has several.",
-            autocompletion=mig_labels,
-        ),
-    ] = ""
-    mode_only: Annotated[
-        bool,
-        _option(
-            "-m",
-            "--mode-only",
-            env="MODE_CHANGE_ONLY",
-            text="Change or check only whether MIG is on, not the partitions.",
-        ),
-    ] = False
-
-
 @verb(mig_app, "plan", "MigPlan")
-def mig_plan(
-    session: Session,
-    options: ConfigurationOptions,
-) -> Result:
+def mig_plan(session: Session, options: ConfigurationOptions) -> Result:
     """Show what apply would do, and the processes that block it.
 
     Needs root to read MIG instances and the processes of all users.
 
     sudo gpunode mig plan -f mig.yaml -c all-balanced
     """
-    label, mode_only = options.selected_config, options.mode_only
-    return plan_command.run(session.host, session.progress, options.config_file, label, mode_only=mode_only)
+    host = session.host
+    selection = plan_command.choose(options)
+    node_plan, busy = plan_command.look_and_plan(host, selection, session.progress)
+    notes = plan_command.all_notes(host, node_plan)
+    if node_plan.changes and host.live and not host.is_root:
+        notes = (*notes, "only root can list all users' open files: more processes may block the change")
+    data = plan_command.data_of(selection.path, selection.label, node_plan, busy)
+    page = list(plan_command.blocks(data, busy))
+    if node_plan.changes:
+        drains = dict.fromkeys(obstacle.drain for obstacle in busy if obstacle.drain)
+        stop = "".join(f" --drain {word}" for word in drains)
+        command = f"gpunode mig apply -f {options.config_file} -c {selection.label}{stop}"
+        page.append(Text(command, Style.COMMAND))
+    return Result("MigPlan", data, messages=notes, blocks=tuple(page))
 
 
 @verb(mig_app, "apply", "MigApplication")
 def mig_apply(
     session: Session,
-    options: ConfigurationOptions,
-    skip_reset: Annotated[
-        bool,
-        _option(
-            "-s",
-            "--skip-reset",
-            env="SKIP_RESET",
-            text="Don't reset GPUs; a change of the MIG mode may then need a reboot.",
-        ),
-    ] = False,
-    drain: DrainOption = None,
-    persist: Annotated[
-        bool, typer.Option("--persist", help="Also apply the layout at each boot, before the engines start.")
-    ] = False,
+    request: LayoutRequest,
     node_labels: Annotated[
         bool,
         typer.Option(
@@ -213,9 +156,6 @@ def mig_apply(
 
     sudo gpunode mig apply -f mig.yaml --watch --kubeconfig kubelet
     """
-    stops = tuple(drain or ())
-    selection = (options.config_file, options.selected_config, options.mode_only)
-    request = LayoutRequest(*selection, skip_reset, stops, persist)
     access = Access(kubeconfig, kube_context, server)
     if watch and not dry_run:
         from gpunode.commands import mig_follow
@@ -223,11 +163,22 @@ def mig_apply(
         return mig_follow.watch(session.host, request, access, node)
     report_labels = node_labels or bool(kubeconfig or kube_context or server or node)
     labels = MigLabels(session.host, access, node, session.progress, report_labels)
-    if persist and options.mode_only:
+    if request.persist and request.mode_only:
         raise UsageError("--persist applies a whole layout at boot", hint="leave --mode-only out")
     if dry_run:
         return apply_command.dry_run(session.host, request, labels, session.progress)
     return apply_command.once(session.host, request, labels, session.progress)
+
+
+@dataclass(frozen=True)
+class MigAssertion:
+    """`data`: whether it `holds`, and what differs, a GPU each. `looked_at` is file, mode or layout."""
+
+    config: str
+    label: str
+    looked_at: str
+    holds: bool
+    differences: tuple[str, ...] = ()
 
 
 @verb(mig_app, "assert", "MigAssertion")
@@ -236,7 +187,9 @@ def mig_assert(
     options: ConfigurationOptions,
     valid_config: Annotated[
         bool,
-        _option("-a", "--valid-config", env="VALID_CONFIG", text="Validate the file without querying GPUs."),
+        parted_option(
+            "-a", "--valid-config", env="VALID_CONFIG", text="Validate the file without querying GPUs."
+        ),
     ] = False,
 ) -> Result:
     """Check whether the GPUs match a MIG configuration. The exit code is 5 if they don't.
@@ -245,11 +198,52 @@ def mig_assert(
 
     sudo gpunode mig assert -f mig.yaml -c all-balanced
     """
-    return plan_command.assert_layout(
-        *(session.host, session.progress, options.config_file, options.selected_config),
-        mode_only=options.mode_only,
-        valid_config=valid_config,
+    file, mode_only = options.config_file, options.mode_only
+    refuse_both(mode_only=mode_only, valid_config=valid_config)
+    if valid_config and not options.selected_config:  # a file with several configurations is valid
+        _, config = plan_command.read(file)
+        text = Text(f"{config.path} is valid: {', '.join(config.labels)}", Style.GOOD)
+        return Result("MigAssertion", MigAssertion(config.path, "", "file", holds=True), blocks=(text,))
+    selection = plan_command.choose(options)
+    if valid_config:
+        return _asserted(file, MigAssertion(selection.path, selection.label, "file", holds=True), ())
+    layouts = look(session.host, session.progress)
+    desired = selection.desired(layouts, mode_only=mode_only)
+    differences = [difference(wish, mode_only=mode_only) for wish in desired.all]
+    wrong = tuple(text for text in differences if text)
+    notes = list(desired.notes)
+    notes += [
+        f"GPU {gpu.index} is in no entry of {selection.label!r} and isn't looked at"
+        for gpu in desired.unnamed
+    ]
+    if not mode_only:
+        notes += [
+            f"GPU {wish.gpu.index}: GPU instance {gi} has no compute instance and takes up room"
+            for wish in desired.all
+            for gi in empty_instances(wish.gpu)
+        ]
+    looked = "mode" if mode_only else "layout"
+    return _asserted(
+        file, MigAssertion(selection.path, selection.label, looked, not wrong, wrong), tuple(notes)
     )
+
+
+def _asserted(config_file: str, data: MigAssertion, notes: tuple[str, ...]) -> Result:
+    if data.holds:
+        phrases = {
+            "file": "is valid",
+            "mode": "has the modes that are set",
+            "layout": "is what the GPUs have",
+        }
+        text = Text(f"{data.config}: {data.label} {phrases[data.looked_at]}", Style.GOOD)
+        return Result("MigAssertion", data, messages=notes, blocks=(text,))
+    error = ErrorInfo(
+        "mig-differs",
+        f"the {data.looked_at} is not that of {data.label}",
+        f"see what would change: gpunode mig plan -f {config_file} -c {data.label}",
+    )
+    blocks = tuple(Text(line, Style.BAD) for line in data.differences)
+    return Result("MigAssertion", data, "fail", ExitCode.DIFFERS, notes, (error,), blocks)
 
 
 # `gpunode mig list`: the MIG layout of every GPU, slot by slot, and with --profiles what it supports.

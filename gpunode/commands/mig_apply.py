@@ -12,6 +12,7 @@ from gpunode.cdi.build import Form, Sources
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.commands import cdi, mig_boot, mig_plan
+from gpunode.commands.mig_plan import LayoutRequest
 from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.mig import manager
 from gpunode.facts.node import Node
@@ -20,7 +21,7 @@ from gpunode.host.journal import lock_path
 from gpunode.host.transaction import LOCK_SECONDS, attempt, uninterrupted
 from gpunode.kubernetes.access import Access
 from gpunode.mig import node_labels, unfinished
-from gpunode.mig.apply import LayoutRequest, MigNotRestoredError, Tools, carry_out
+from gpunode.mig.apply import MigNotRestoredError, Tools, carry_out
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.plan import Device, devices_of
 from gpunode.mig.session import MigSession
@@ -232,8 +233,8 @@ def once(
         progress.note(
             f"{mig_plan.begun(unfinished_run)} has left stopped: {', '.join(unfinished_run.drained.names)}"
         )
-    with labels.refusals(request.label):
-        selection = mig_plan.choose(request.config_file, request.label, labels.asked)
+    with labels.refusals(request.selected_config):
+        selection = mig_plan.choose(request, labels.asked)
         labels.begin(selection.label)
         if request.persist:
             mig_boot.refuse_persist(host, selection)
@@ -264,21 +265,20 @@ def _continuing_arguments(request: LayoutRequest, labels: MigLabels, label: str)
     return (
         *("mig", "apply", "-f", file, "-c", label),
         *(flag for flag, on in flags.items() if on),
-        *(part for word in request.drain for part in ("--drain", word)),
+        *(part for word in request.drain or () for part in ("--drain", word)),
         *labels.words,
     )
 
 
 def dry_run(host: Host, request: LayoutRequest, labels: MigLabels, progress: Progress) -> Result:
     """What `once` would do."""
-    selection = mig_plan.choose(request.config_file, request.label, labels.asked)
-    node_plan, busy = mig_plan.look_and_plan(host, selection, progress, mode_only=request.mode_only)
-    notes = (*mig_plan.unfinished_notes(host, node_plan.layouts), *node_plan.notes)
-    notes += mig_plan.remarks(host, node_plan.plans) if node_plan.changes else ()
+    selection = mig_plan.choose(request, labels.asked)
+    node_plan, busy = mig_plan.look_and_plan(host, selection, progress)
+    notes = mig_plan.all_notes(host, node_plan)
     plan = mig_plan.data_of(selection.path, selection.label, node_plan, busy)
     blocks: list[Block] = [
         *mig_plan.blocks(plan, busy),
-        *(Text(f"would stop {word}") for word in request.drain),
+        *(Text(f"would stop {word}") for word in request.drain or ()),
     ]
     unfinished_run = unfinished.load_unfinished(host) if host.is_root else None
     if unfinished_run is not None and not unfinished.lives(host, unfinished_run):
@@ -364,9 +364,7 @@ class _Run:
         return ApplyResult(plan, before, after, changed, tuple(notes))
 
     def _plan(self) -> tuple[mig_plan.LayoutPlan, tuple[Obstacle, ...]]:
-        return mig_plan.look_and_plan(
-            self._host, self._chosen, self._progress, mode_only=self._request.mode_only
-        )
+        return mig_plan.look_and_plan(self._host, self._chosen, self._progress)
 
     def _refuse(self, node_plan: mig_plan.LayoutPlan, busy: Sequence[Obstacle]) -> None:
         if busy:
@@ -388,7 +386,7 @@ class _Run:
         self._rests = True
         recorder = self._recorder
         try:
-            words = self._request.drain
+            words = tuple(self._request.drain or ())
             yield drain(self._host, words, busy, self._progress, recorder.drained, recorder.stop)
         finally:
             self._restart_drained()

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from gpunode.commands import mig_apply, mig_plan
 from gpunode.commands.mig_apply import MigLabels, OtherMigManagerError, label_command, refuse_another
+from gpunode.commands.mig_plan import LayoutRequest
 from gpunode.commands.session import until_signal
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.kubernetes.api import ClusterError, Conflict, Unauthorized, Unavailable, Unreachable
 from gpunode.mig import node_labels
-from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.session import MigError
 from gpunode.mig.users import GpusInUseError, Obstacle
 from gpunode.output.result import Result, Text
@@ -146,9 +146,8 @@ class LabelFollower:
         """Whether the processes that blocked the change are gone."""
         self._busy_at = self._host.monotonic() + BUSY_SECONDS
         try:
-            selection = mig_plan.choose(self.file, self.label)
-            progress, mode_only = LogProgress(self._log), self._request.mode_only
-            _, busy = mig_plan.look_and_plan(self._host, selection, progress, mode_only=mode_only)
+            selection = mig_plan.choose(self._current_request())
+            _, busy = mig_plan.look_and_plan(self._host, selection, LogProgress(self._log))
         except GpunodeError as error:
             self._say.warning("the blocking processes are unknown", reason=error.message)
             return False
@@ -157,12 +156,15 @@ class LabelFollower:
             self._log.info("the blocking processes have ended", label=self.label)
         return free
 
+    def _current_request(self) -> LayoutRequest:
+        return replace(self._request, config_file=self.file, selected_config=self.label)
+
     def _apply_once(self) -> None:
         """Run `mig apply` once."""
         assert self._content is not None
         self.passes += 1
         self._done, self._busy = self._content, ()
-        request = replace(self._request, config_file=self.file, label=self.label)
+        request = self._current_request()
         progress = _StepLog(self._log)
         self._log.info("applying", label=self.label, file=self.file)
         labels = MigLabels(self._host, self._access, self._node, progress, True, self._labels)
@@ -311,11 +313,11 @@ def _refuse(host: Host, request: LayoutRequest, node: str) -> None:
         raise UsageError("no configuration file was given", hint="name it: --config-file FILE")
     if request.config_file == "-":
         raise UsageError("--watch reads the file again and again", hint="name one: --config-file FILE")
-    if request.label:
+    if request.selected_config:
         raise UsageError(
             f"with --watch the Node's label {node_labels.CONFIG} says which configuration",
             hint="leave --selected-config and its variables out, and set the label:"
-            f" {label_command(host, request.label, node)}",
+            f" {label_command(host, request.selected_config, node)}",
         )
     if request.persist:
         raise UsageError("--watch applies the layout when it starts", hint="leave --persist out")

@@ -12,7 +12,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+
+from gpunode.commands.options import Strings, completable
 from gpunode.errors import ConfigError, GpunodeError, UsageError
 from gpunode.facts.fabric import PROGRAM, UNIT
 from gpunode.facts.mig import keeper
@@ -25,7 +29,6 @@ from gpunode.mig.config import (
     MigConfig,
     desired_layouts,
     difference,
-    empty_instances,
     parse,
 )
 from gpunode.mig.model import Layouts, Placement
@@ -34,7 +37,7 @@ from gpunode.mig.placement import summary
 from gpunode.mig.plan import Device, GpuPlan, Step, plan, put_back
 from gpunode.mig.session import MigProcess, MigSession, read_layouts
 from gpunode.mig.users import Obstacle, clients, obstacles, untold
-from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, Progress, Style, Table, Text
 
 # What `mig plan`, `apply` and `assert` share: the configuration, the GPUs, the plan, the processes that block
 # it.
@@ -43,14 +46,99 @@ _MAX_BYTES = 1 << 20
 _THE_NODES = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 
 
+def mig_labels(ctx: typer.Context) -> list[str]:
+    """Names of the configurations in the file of --config-file."""
+    path = ctx.params.get("config_file")
+    if not path or not Path(path).is_file():  # standard input is the terminal's, and a pipe may block
+        return []
+    return completable(read(path)[1].labels)
+
+
+def parted_option(*names: str, env: str, text: str, **more: Any) -> Any:
+    """An option of mig-parted's, which its variable sets as well as ours."""
+    return typer.Option(*names, envvar=[f"GPUNODE_MIG_{env}", f"MIG_PARTED_{env}"], help=text, **more)
+
+
+@dataclass(frozen=True)
+class ConfigurationOptions:
+    """The configuration of `mig plan`, `apply` and `assert`."""
+
+    config_file: Annotated[
+        str,
+        parted_option(
+            "-f",
+            "--config-file",
+            env="CONFIG_FILE",
+            metavar="FILE",
+            text="File such as docs/mig-config.yaml; - is standard input. [required]",
+        ),
+    ] = ""
+    selected_config: Annotated[
+        str,
+        parted_option(
+            "-c",
+            "--selected-config",
+            env="SELECTED_CONFIG",
+            metavar="LABEL",
+            text="Configuration of the file; required if it has several.",
+            autocompletion=mig_labels,
+        ),
+    ] = ""
+    mode_only: Annotated[
+        bool,
+        parted_option(
+            "-m",
+            "--mode-only",
+            env="MODE_CHANGE_ONLY",
+            text="Change or check only whether MIG is on, not the partitions.",
+        ),
+    ] = False
+
+
+@dataclass(frozen=True)
+class LayoutRequest(ConfigurationOptions):
+    """A configuration to apply, and the actions that the run may take for it.
+
+    `drain` names the units, containers, processes and nvidia_drm that the run stops. With `skip_reset` a mode
+    change that needs a reset stays pending; `persist` applies the layout at each boot too.
+    """
+
+    skip_reset: Annotated[
+        bool,
+        parted_option(
+            "-s",
+            "--skip-reset",
+            env="SKIP_RESET",
+            text="Don't reset GPUs; a change of the MIG mode may then need a reboot.",
+        ),
+    ] = False
+    drain: Annotated[
+        Strings,
+        typer.Option(
+            "--drain",
+            metavar="UNIT|CONTAINER|PID,...",
+            help="Stop these users of a GPU first; a unit, such as nvidia-dcgm (monitoring), or container"
+            " (docker:ID) is started again, a PID (SIGTERM) isn't.",
+        ),
+    ] = None
+    persist: Annotated[
+        bool, typer.Option("--persist", help="Also apply the layout at each boot, before the engines start.")
+    ] = False
+
+
 @dataclass(frozen=True)
 class ConfigSelection:
-    """A label of a configuration file, and the file's bytes."""
+    """A label of a configuration file, and the file's bytes; with `mode_only` only its modes matter."""
 
     path: str
     label: str
     entries: tuple[LayoutEntry, ...]
     data: bytes
+    mode_only: bool = False
+
+    def desired(self, layouts: Layouts, *, mode_only: bool = False) -> DesiredLayouts:
+        """`ImpossibleMigConfig` for layouts that this node can't have."""
+        return desired_layouts(self.path, self.label, self.entries, layouts, mode_only=mode_only)
 
 
 @dataclass(frozen=True)
@@ -77,12 +165,12 @@ class LayoutPlan:
         return tuple(gpu_plan for gpu_plan in self.plans if gpu_plan.steps or gpu_plan.target is None)
 
 
-def choose(path: str, label: str, requested_label: Callable[[], str] = str) -> ConfigSelection:
+def choose(options: ConfigurationOptions, requested_label: Callable[[], str] = str) -> ConfigSelection:
     """Read the file (``-``: standard input) of this machine and select a label; errors say what is wrong.
     `requested_label` selects one if there are several and the user named none."""
-    data, config = read(path)
-    selected, entries = config.select(label or (requested_label() if len(config.labels) > 1 else ""))
-    return ConfigSelection(config.path, selected, entries, data)
+    data, config = read(options.config_file)
+    label = options.selected_config or (requested_label() if len(config.labels) > 1 else "")
+    return ConfigSelection(config.path, *config.select(label), data, options.mode_only)
 
 
 def read(path: str) -> tuple[bytes, MigConfig]:
@@ -107,12 +195,10 @@ def _read(path: str) -> bytes:
     return content
 
 
-def planned(
-    host: Host, selection: ConfigSelection, layouts: Layouts, *, mode_only: bool = False
-) -> LayoutPlan:
+def planned(host: Host, selection: ConfigSelection, layouts: Layouts) -> LayoutPlan:
     """The plan for these layouts. `ImpossibleMigConfig` for layouts that this node can't have."""
-    desired = desired_layouts(selection.path, selection.label, selection.entries, layouts)
-    plans = plan(selection.path, desired.all, mode_only=mode_only)
+    desired = selection.desired(layouts)
+    plans = plan(selection.path, desired.all, mode_only=selection.mode_only)
     unfinished_gpus = (
         unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
         if host.is_root
@@ -162,7 +248,7 @@ def _unfinished_lines(unfinished_gpus: unfinished.UnfinishedGpus, restored: Coll
 def holds(selection: ConfigSelection, layouts: Layouts) -> bool:
     """Whether these layouts match the whole configuration, and not only its modes."""
     try:
-        desired = desired_layouts(selection.path, selection.label, selection.entries, layouts).all
+        desired = selection.desired(layouts).all
     except GpunodeError:
         return False
     return not any(wish.gpu.mode_pending or difference(wish) for wish in desired)
@@ -188,12 +274,12 @@ def in_the_way(
 
 
 def look_and_plan(
-    host: Host, selection: ConfigSelection, progress: Progress, *, mode_only: bool = False
+    host: Host, selection: ConfigSelection, progress: Progress
 ) -> tuple[LayoutPlan, tuple[Obstacle, ...]]:
     """The plan for the current layouts, and the processes that block it; none if nothing is to change."""
     with progress.step("reading the layouts"):
         layouts, processes = look(host)
-    node_plan = planned(host, selection, layouts, mode_only=mode_only)
+    node_plan = planned(host, selection, layouts)
     return node_plan, in_the_way(host, node_plan.plans, processes) if node_plan.changes else ()
 
 
@@ -488,119 +574,7 @@ def _stopped(run: unfinished.UnfinishedRun) -> tuple[str, ...]:
     return (f"it had stopped {', '.join([*names, *ended])}",)
 
 
-def run(
-    host: Host, progress: Progress, config_file: str, label: str = "", *, mode_only: bool = False
-) -> Result:
-    """Show the plan; kind MigPlan. Nothing is changed.
-
-    `config_file` is in mig-parted's form, ``-`` for standard input; `label` may be empty if it has one.
-
-    `InvalidMigConfig` for the file, `ImpossibleMigConfig` if this node can't have the layout, `MigError` if
-    NVML fails.
-    """
-    selection = choose(config_file, label)
-    node_plan, busy = look_and_plan(host, selection, progress, mode_only=mode_only)
+def all_notes(host: Host, node_plan: LayoutPlan) -> tuple[str, ...]:
+    """The notes of a plan that is only shown."""
     notes = (*unfinished_notes(host, node_plan.layouts), *node_plan.notes)
-    notes += remarks(host, node_plan.plans) if node_plan.changes else ()
-    if node_plan.changes and host.live and not host.is_root:
-        notes = (*notes, "only root can list all users' open files: more processes may block the change")
-    data = data_of(selection.path, selection.label, node_plan, busy)
-    page = list(blocks(data, busy))
-    if node_plan.changes:
-        stop = "".join(
-            f" --drain {word}"
-            for word in dict.fromkeys(obstacle.drain for obstacle in busy if obstacle.drain)
-        )
-        page.append(Text(f"gpunode mig apply -f {config_file} -c {selection.label}{stop}", Style.COMMAND))
-    return Result("MigPlan", data, messages=notes, blocks=tuple(page))
-
-
-# `gpunode mig assert`: whether this node has a configuration, as mig-parted's assert checks it.
-
-
-@dataclass(frozen=True)
-class MigAssertion:
-    """`data`: whether it `holds`, and what differs, a GPU each. `looked_at` is file, mode or layout."""
-
-    config: str
-    label: str
-    looked_at: str
-    holds: bool
-    differences: tuple[str, ...] = ()
-
-
-def assert_layout(
-    host: Host,
-    progress: Progress,
-    config_file: str,
-    label: str = "",
-    *,
-    mode_only: bool = False,
-    valid_config: bool = False,
-) -> Result:
-    """Compare; kind MigAssertion, exit 5 where it differs. Errors as in `mig plan`.
-
-    `mode_only` compares only whether MIG is on; `valid_config` only reads the file. GPUs that no entry names
-    are ignored.
-    """
-    if mode_only and valid_config:
-        raise UsageError("--mode-only and --valid-config exclude each other", hint="give one of them")
-    if valid_config and not label:
-        return _validated_file(config_file)
-    selection = choose(config_file, label)
-    if valid_config:
-        return _result(config_file, MigAssertion(selection.path, selection.label, "file", holds=True), ())
-    with progress.step("reading the layouts"):
-        layouts = read_layouts(host)
-    desired = desired_layouts(
-        selection.path, selection.label, selection.entries, layouts, mode_only=mode_only
-    )
-    differences = [difference(wish, mode_only=mode_only) for wish in desired.all]
-    wrong = tuple(text for text in differences if text)
-    looked = "mode" if mode_only else "layout"
-    notes = list(desired.notes)
-    notes += [
-        f"GPU {gpu.index} is in no entry of {selection.label!r} and isn't looked at"
-        for gpu in desired.unnamed
-    ]
-    if not mode_only:
-        notes += [
-            f"GPU {wish.gpu.index}: GPU instance {gi} has no compute instance and takes up room"
-            for wish in desired.all
-            for gi in empty_instances(wish.gpu)
-        ]
-    data = MigAssertion(selection.path, selection.label, looked, not wrong, wrong)
-    return _result(config_file, data, tuple(notes))
-
-
-def _validated_file(config_file: str) -> Result:
-    """Without a label only the file is checked, so a file with several configurations is valid."""
-    _, config = read(config_file)
-    text = Text(f"{config.path} is valid: {', '.join(config.labels)}", Style.GOOD)
-    return Result("MigAssertion", MigAssertion(config.path, "", "file", holds=True), blocks=(text,))
-
-
-def _result(config_file: str, data: MigAssertion, notes: tuple[str, ...]) -> Result:
-    if data.holds:
-        phrases = {
-            "file": "is valid",
-            "mode": "has the modes that are set",
-            "layout": "is what the GPUs have",
-        }
-        text = Text(f"{data.config}: {data.label} {phrases[data.looked_at]}", Style.GOOD)
-        return Result("MigAssertion", data, messages=notes, blocks=(text,))
-    error = ErrorInfo(
-        "mig-differs",
-        f"the {data.looked_at} is not that of {data.label}",
-        f"see what would change: gpunode mig plan -f {config_file} -c {data.label}",
-    )
-    blocks = tuple(Text(line, Style.BAD) for line in data.differences)
-    return Result(
-        "MigAssertion",
-        data,
-        status="fail",
-        exit_code=ExitCode.DIFFERS,
-        messages=notes,
-        errors=(error,),
-        blocks=blocks,
-    )
+    return (*notes, *remarks(host, node_plan.plans)) if node_plan.changes else notes

@@ -63,20 +63,10 @@ def journal_entries(ctx: typer.Context) -> list[str]:
 
     roots = (context.params.get("root") for context in (ctx, ctx.find_root()))
     root = next((Path(value) for value in roots if value), Path("/"))
-    return _plain(entry.id for entry in Journal.of(Host(root.absolute())).entries())
+    return completable(entry.id for entry in Journal.of(Host(root.absolute())).entries())
 
 
-def mig_labels(ctx: typer.Context) -> list[str]:
-    """Names of the configurations in the file of --config-file."""
-    from gpunode.commands.mig_plan import read
-
-    path = ctx.params.get("config_file")
-    if not path or not Path(path).is_file():  # standard input is the terminal's, and a pipe may block
-        return []
-    return _plain(read(path)[1].labels)
-
-
-def _plain(names: Iterable[str]) -> list[str]:
+def completable(names: Iterable[str]) -> list[str]:
     """The names without those that zsh, which evaluates completions, might take for something else."""
     return [name for name in names if _PLAIN.fullmatch(name)]
 

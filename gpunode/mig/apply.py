@@ -20,22 +20,6 @@ _TRIES = 3  # for the rollback: a call that failed once may have failed only tem
 
 
 @dataclass(frozen=True)
-class LayoutRequest:
-    """A configuration to apply, with its file and label, and the actions that the run may take for it.
-
-    `drain` names the units, containers, processes and nvidia_drm that the run stops. With `skip_reset` a mode
-    change that needs a reset stays pending; `persist` applies the layout at each boot too.
-    """
-
-    config_file: str = ""
-    label: str = ""
-    mode_only: bool = False
-    skip_reset: bool = False
-    drain: tuple[str, ...] = ()
-    persist: bool = False
-
-
-@dataclass(frozen=True)
 class Tools:
     """`open` reopens NVML; no NVML is open while `reset` resets GPUs.
 

@@ -12,9 +12,9 @@ import pytest
 from fixtures.scenario import Fault, Process, gpu_uuid, mig_machine
 from gpunode.commands import mig_apply
 from gpunode.commands.mig_apply import MigLabels
+from gpunode.commands.mig_plan import LayoutRequest
 from gpunode.errors import GpunodeError
 from gpunode.kubernetes.access import Access
-from gpunode.mig.apply import LayoutRequest
 from tests.cli import clean_environment, command
 from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.ordinary_user import AS_ORDINARY_USER, make_readable, public_directory

@@ -18,7 +18,7 @@ from fixtures.scenario import mig_machine
 from gpunode.cdi.locations import STANDARD
 from gpunode.cdi.spec import MARKER
 from gpunode.commands import mig_apply, mig_boot, mig_plan
-from gpunode.commands.mig_plan import MigPlan
+from gpunode.commands.mig_plan import ConfigurationOptions, MigPlan
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
 from gpunode.mig.model import Layouts
@@ -30,6 +30,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.full
 
+ALL_1G = ConfigurationOptions(EXAMPLES, "all-1g")
 UNIT, CONFIG = "etc/systemd/system/gpunode-mig.service", "etc/gpunode/mig.yaml"
 
 
@@ -63,7 +64,7 @@ def test_outdated_specification_is_an_error(tmp_path: Path) -> None:
     done = mig_apply.ApplyResult(
         MigPlan("", "a", True, (), ()), (), Layouts(), changed=True, errors=made.errors
     )
-    chosen = mig_plan.choose(EXAMPLES, "all-1g")
+    chosen = mig_plan.choose(ALL_1G)
     result = mig_apply.finish(host, chosen, done, False, SilentProgress())
     assert (result.status, result.exit_code, result.errors) == ("fail", 1, made.errors)
 
@@ -87,7 +88,7 @@ def test_missing_device_files_are_reported(tmp_path: Path) -> None:
 
 def install(root: Path, label: str = "all-1g", boot: bool = True) -> Result:
     """Steps of --persist after the layout is applied, on another root; and steps of a run without it."""
-    chosen = mig_plan.choose(EXAMPLES, label)
+    chosen = mig_plan.choose(ConfigurationOptions(EXAMPLES, label))
     done = mig_apply.ApplyResult(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
     return mig_apply.finish(Host(root=root), chosen, done, boot, SilentProgress())
 
@@ -150,7 +151,7 @@ def test_label_is_one_quoted_word_in_the_unit() -> None:
 def test_foreign_unit_is_kept(tmp_path: Path) -> None:
     (tmp_path / UNIT).parent.mkdir(parents=True)
     (tmp_path / UNIT).write_text("[Unit]\n")
-    chosen = mig_plan.choose(EXAMPLES, "all-1g")
+    chosen = mig_plan.choose(ALL_1G)
     with pytest.raises(ConfigError, match="gpunode did not create it"):
         mig_boot.refuse_persist(Host(root=tmp_path), chosen)
     (error,) = install(tmp_path).errors
@@ -159,7 +160,7 @@ def test_foreign_unit_is_kept(tmp_path: Path) -> None:
 
 
 def test_dry_run_reports_that_persist_would_be_refused(tmp_path: Path) -> None:
-    shown = list(mig_boot.persist_preview(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g")))
+    shown = list(mig_boot.persist_preview(Host(root=tmp_path), mig_plan.choose(ALL_1G)))
     first = shown[0]
     assert isinstance(first, Text) and first.text.startswith(
         "--persist would be refused: systemd doesn't run"
@@ -179,9 +180,9 @@ def test_other_boot_unit_creating_instances_is_found(tmp_path: Path) -> None:
     other.write_text("[Service]\nExecStart=/usr/bin/nvidia-smi mig -cgi 9,9 -C\n")
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     with pytest.raises(PreconditionError, match=r"zz-mig\.service makes the instances at boot"):
-        mig_boot.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
+        mig_boot.refuse_persist(Host(root=tmp_path), mig_plan.choose(ALL_1G))
     other.unlink()
-    mig_boot.refuse_persist(Host(root=tmp_path), mig_plan.choose(EXAMPLES, "all-1g"))
+    mig_boot.refuse_persist(Host(root=tmp_path), mig_plan.choose(ALL_1G))
 
 
 def test_label_with_a_control_character_is_refused_first(tmp_path: Path) -> None:

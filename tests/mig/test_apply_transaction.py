@@ -15,9 +15,9 @@ import pytest
 from fixtures.scenario import Fault, Scenario, mig_machine
 from gpunode.commands import mig_apply
 from gpunode.commands.mig_apply import MigLabels
+from gpunode.commands.mig_plan import LayoutRequest
 from gpunode.errors import GpunodeError
 from gpunode.kubernetes.access import Access
-from gpunode.mig.apply import LayoutRequest
 from gpunode.mig.config import desired_layouts, difference, parse
 from gpunode.mig.model import Layouts
 from gpunode.mig.plan import same_layout
