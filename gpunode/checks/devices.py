@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gpunode.checks import fixes
+from gpunode.checks import driver_packages, fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, RESTARTS_IMEX, Evidence, Fix, Step
-from gpunode.checks.fixes import UPGRADE_TOOLKIT, per_family
+from gpunode.checks.fixes import UPGRADE_TOOLKIT
 from gpunode.checks.model import (
     HOST_OR_CONTAINER,
     Verdict,
@@ -179,22 +179,12 @@ def uvm_not_loaded(node: Node) -> Verdict:
 
 _ENABLE = ("systemctl", "enable", "--now", "nvidia-persistenced")
 START_PERSISTENCED = Fix(" ".join(_ENABLE), safe=True, steps=(Step(argv=_ENABLE),))
-INSTALL_PERSISTENCED = per_family(
-    f"apt install nvidia-persistenced && {' '.join(_ENABLE)}",
-    f"dnf install nvidia-persistenced && {' '.join(_ENABLE)}",
-    f"zypper install {fixes.SUSE_LIBRARIES} && {' '.join(_ENABLE)}",
-    " ".join(_ENABLE),
-)
 _SAMPLE = "/usr/share/doc/NVIDIA_GLX-1.0/samples/nvidia-persistenced-init.tar.bz2"
 UNIT_OF_RUN_INSTALLER = Fix(
     f'cd "$(mktemp --directory)" && tar --extract --file {_SAMPLE} && sh nvidia-persistenced-init/install.sh'
 )
 
 START_IMEX = fixes.restart("nvidia-imex", RESTARTS_IMEX)
-
-
-def install_daemon(command: str) -> Fix:
-    return Fix(f"{command} && {' '.join(_ENABLE)}")
 
 
 def make_user(name: str) -> Fix:
@@ -579,19 +569,27 @@ def keep_initialised(node: Node) -> Fix | None:
 
 
 def _install(node: Node) -> Fix:
-    """On Ubuntu the daemon is in nvidia-compute-utils-BRANCH, with the BRANCH of nvidia-utils-BRANCH; until
-    branch 590 also in NVIDIA's repository. The .run installer leaves the program and a sample unit; a package
-    would install libraries of its own version."""
+    """The .run installer leaves the program and a sample unit; a package would install libraries of its own
+    version."""
     if node.run_installed:
         return UNIT_OF_RUN_INSTALLER
+    install = fixes.packages(node.distribution.family, "install", [_package(node)])
+    return Fix(" && ".join(filter(None, (install, " ".join(_ENABLE)))))
+
+
+def _package(node: Node) -> str:
+    """The package with the daemon: on Ubuntu nvidia-compute-utils-BRANCH, with the BRANCH of
+    nvidia-utils-BRANCH; until branch 590 also in NVIDIA's repository."""
+    if node.distribution.family == "suse":
+        return driver_packages.suse_libraries(node)
     if node.distribution.id == "ubuntu":
         for package in node.packages.containing("nvidia-utils-"):
             branch = package.name.removeprefix("nvidia-utils-")
             if branch != package.name:
-                return install_daemon(f"apt install nvidia-compute-utils-{branch}")
+                return f"nvidia-compute-utils-{branch}"
         if 0 < (number := driver.branch(node.driver_version)) < _OWN_PACKAGE:
-            return install_daemon(f"apt install nvidia-compute-utils-{number}")
-    return INSTALL_PERSISTENCED.for_family(node.distribution.family)
+            return f"nvidia-compute-utils-{number}"
+    return "nvidia-persistenced"
 
 
 @check(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.checks import fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, Fix
-from gpunode.checks.fixes import DRIVER_GUIDE, FixByFamily, per_family
+from gpunode.checks.fixes import DRIVER_GUIDE, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
 from gpunode.facts.dkms import dkms_name
@@ -22,7 +22,7 @@ from gpunode.facts.driver_targets import (
     refusal,
     supports,
 )
-from gpunode.facts.kernels import flavour, kernel_devel, linux_headers, version_key
+from gpunode.facts.kernels import flavour, header_package, kernel_devel, version_key
 from gpunode.facts.libraries import is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Automatic, Package
@@ -38,14 +38,20 @@ if TYPE_CHECKING:
 _GUIDE = f"follow {DRIVER_GUIDE}"
 
 
-def install_headers(release: str) -> FixByFamily:
-    """Install what DKMS needs to build for this kernel. SUSE's package has the flavour in its name."""
-    return per_family(
-        f"apt install {linux_headers(release)}",
-        f"dnf install {kernel_devel(release)}",
-        f"zypper install kernel-default-devel=$(echo {release} | sed 's/-default$//')",
-        _GUIDE,
-    )
+# what DKMS needs to build for the running kernel
+INSTALL_HEADERS = per_family(
+    "apt install linux-headers-$(uname -r)",
+    "dnf install kernel-devel-$(uname -r)",
+    "zypper install kernel-default-devel=$(echo $(uname -r) | sed 's/-default$//')",
+    _GUIDE,
+)
+
+
+def install_headers(release: str, family: str) -> Fix:
+    """The same for this kernel, by the names that its flavour has."""
+    name, version = header_package(family, release)
+    versioned = {"rhel": kernel_devel(release), "suse": f"{name}={version}"}.get(family, name)
+    return Fix(fixes.packages(family, "install", [versioned]) or _GUIDE)
 
 
 # MokManager times out after ten seconds: before the reboot, an administrator must know what it will prompt
@@ -323,20 +329,22 @@ def _build_again(node: Node) -> str:
 
 
 def install_libraries(node: Node) -> Fix | None:
-    """Install the library packages of the installed driver; None if their names don't depend on it.
+    """Install the library packages of the installed driver; None if their names don't depend on it."""
+    version = node.driver_version
+    if version and node.run_installed:
+        return libraries_of_run_file(node, version)
+    command = fixes.packages(node.distribution.family, "install", _library_names(node))
+    return Fix(f"{command} && ldconfig") if command else None
+
+
+def _library_names(node: Node) -> tuple[str, ...]:
+    """Names of the library packages; empty if they don't depend on the driver.
 
     Ubuntu's names carry the driver's branch and its server flavour, those of NVIDIA's repository for Ubuntu
     the branch until 590.
     """
-    version = node.driver_version
-    if version and node.run_installed:
-        return libraries_of_run_file(node, version)
-    names = _library_names(node)
-    return Fix(f"{fixes.packages('debian', 'install', names)} && ldconfig") if names else None
-
-
-def _library_names(node: Node) -> tuple[str, ...]:
-    """Names of the library packages for apt; empty if they don't depend on the driver."""
+    if node.distribution.family == "suse":
+        return (suse_libraries(node),)
     if node.distribution.family != "debian":
         return ()
     if node.host.listdir("/var/lib/dkms/nvidia-current"):

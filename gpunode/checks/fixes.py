@@ -187,13 +187,12 @@ def rebind(*addresses: str) -> Fix:
     )
 
 
-# checks/preconditions.py replaces these by the packages of the node's driver
-SUSE_MODULE = "nvidia-open-driver-G06-signed-kmp-default"
-SUSE_LIBRARIES = "nvidia-compute-utils-G06"
+# SUSE's names here are those for one driver, for gpunode explain: on a node suse_modules and suse_libraries
+# (checks/driver_packages.py) have the names for its driver
 BUILD_MODULE = per_family(
     "apt install linux-headers-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
     "dnf install kernel-devel-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
-    f"zypper install --force {SUSE_MODULE} && modprobe nvidia",
+    "zypper install --force nvidia-open-driver-G06-signed-kmp-default && modprobe nvidia",
     "dkms autoinstall -k $(uname -r) && modprobe nvidia",
 )
 
@@ -228,7 +227,7 @@ APT_LIBRARIES = ("libnvidia-compute", "nvidia-utils")
 INSTALL_LIBRARIES = per_family(
     f"{packages('debian', 'install', APT_LIBRARIES)} && ldconfig",
     "dnf install nvidia-driver-cuda && ldconfig",
-    f"zypper install {SUSE_LIBRARIES} && ldconfig",
+    "zypper install nvidia-compute-utils-G06 && ldconfig",
     "ldconfig",
 )
 

@@ -151,7 +151,7 @@ def _for_next(node: Node, release: str) -> Fix:
     title="DKMS can build the module for the next driver",
     severity="warning",
     looks_at="/lib/modules/KERNEL/build/include/generated/autoconf.h, if DKMS has the driver's source.",
-    fix=driver_packages.install_headers("$(uname -r)"),
+    fix=driver_packages.INSTALL_HEADERS,
     blocked_by=("driver-not-installed", "dkms-not-built"),
     unless=("operator-driver", "immutable"),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -172,7 +172,7 @@ def kernel_headers_missing(node: Node) -> Verdict:
         return ok(f"the headers of kernel {there} are installed")
     build = f"/lib/modules/{release}/build"
     state = "no include/generated/autoconf.h" if node.host.is_dir(build) else "absent"
-    fix = driver_packages.install_headers(release).for_family(node.distribution.family)
+    fix = driver_packages.install_headers(release, node.distribution.family)
     return warn(f"the headers of kernel {release} are not installed", seen(build, state), fix=fix)
 
 

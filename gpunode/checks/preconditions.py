@@ -13,7 +13,6 @@ from typing import NamedTuple
 from gpunode.checks import driver_packages, fixes
 from gpunode.checks.fabric import DRIVER_PODS, GUEST_DRIVER
 from gpunode.checks.finding import REPLACES_DRIVER, Fix
-from gpunode.checks.fixes import SUSE_LIBRARIES, SUSE_MODULE
 from gpunode.checks.platform import FLATCAR_EFFECT, FLATCAR_TOOLKIT, OTHER_WHOLE, RESTART_WSL, WHOLE
 from gpunode.checks.toolkit import then_register
 from gpunode.errors import GpunodeError
@@ -127,12 +126,6 @@ def _packages(command: str) -> Fix:
     if command == FLATCAR_TOOLKIT[1]:
         return Fix(command, disruptive="restart", effect=FLATCAR_EFFECT)
     return Fix(command, before="pacman -Syu upgrades every package of this system" if everything else "")
-
-
-def _with_packages(fix: Fix, default: str, names: str) -> Fix:
-    """The fix with other packages in its command; its other fields stay."""
-    command, before_reboot = (text.replace(default, names) for text in (fix.command, fix.before_reboot))
-    return replace(fix, command=command, before_reboot=before_reboot)
 
 
 def _driver_refusals(node: Node) -> tuple[str, ...]:
@@ -287,15 +280,5 @@ PRECONDITIONS = (
     ),
     Precondition(re.compile(rf"{_CALL}modprobe\b|\$\(uname -r\)"), _kernel_has_modules, _next_kernel),
     Precondition(re.compile(rf"{_CALL}dkms\b"), _has_dkms, _replace_dkms),
-    Precondition(
-        re.compile(rf"\b{SUSE_LIBRARIES}\b"),
-        lambda node, command: driver_packages.suse_libraries(node) == SUSE_LIBRARIES,
-        lambda node, fix: _with_packages(fix, SUSE_LIBRARIES, driver_packages.suse_libraries(node)),
-    ),
-    Precondition(
-        re.compile(rf"\b{SUSE_MODULE}\b"),
-        lambda node, command: {*driver_packages.suse_modules(node).split()} <= {*command.split()},
-        lambda node, fix: _with_packages(fix, SUSE_MODULE, driver_packages.suse_modules(node)),
-    ),
     Precondition(_IMPORT, _key_exists, lambda node, fix: driver_packages.make_key(node)),
 )

@@ -1,5 +1,6 @@
 """Driver commands fit the GPUs, the packages and the kernel of the node."""
 
+import json
 import shlex
 
 import pytest
@@ -188,6 +189,16 @@ def test_suse_module_is_rebuilt_by_reinstalling_its_package(tmp_path):
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
     fix = driver_packages.build_module(node, "6.4.0-150600.99-default")
     assert fix.command == "zypper install --force nvidia-driver-G06-kmp-default"
+
+
+@pytest.mark.parametrize("flavour", ["default", "azure", "rt", "longterm", "64kb"])
+def test_kernel_headers_on_suse_are_those_of_the_kernel_flavour(flavour, tmp_path):
+    text = json.dumps(machine("healthy-suse-kubelet")).replace("23.25-default", f"23.25-{flavour}")
+    spec = json.loads(text)
+    del spec["files"]["/usr/src/linux-6.4.0-150600.23.25-obj/include/generated/autoconf.h"]
+    node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
+    finding = findings(node, "kernel-headers-missing")
+    assert finding.fixes[0].command == f"zypper install kernel-{flavour}-devel=6.4.0-150600.23.25"
 
 
 def test_vgpu_host_is_not_checked_as_a_container_host(tmp_path):

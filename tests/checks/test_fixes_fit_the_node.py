@@ -1,13 +1,13 @@
 """Commands that depend on how this node got its driver and engines: each must be correct literally."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
 from fixtures.machines import machine, names, options, recorded_host
 from gpunode.checks import docker as docker_fixes
-from gpunode.checks import fixes
+from gpunode.checks import driver_packages, fixes
+from gpunode.checks.devices import keep_initialised
 from gpunode.checks.finding import Fix, effect_of
 from gpunode.checks.fixes import ON_HOST
 from gpunode.checks.preconditions import fitting
@@ -577,10 +577,10 @@ def test_suse_packages_match_the_driver_branch(version, package, tmp_path):
     spec = machine("healthy-suse-kubelet")
     spec["files"]["/sys/module/nvidia/version"] = version
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
-    fix = fitting(node, fixes.INSTALL_LIBRARIES.suse)
-    assert fix.command == f"zypper install nvidia-compute-utils-{package} && ldconfig"
-    with_reboot = fitting(node, replace(fixes.INSTALL_LIBRARIES.suse, note="a note").then_reboot())
-    assert with_reboot == replace(fix, note="a note").then_reboot()
+    libraries = f"zypper install nvidia-compute-utils-{package}"
+    for fix in (driver_packages.install_libraries(node), driver_packages.reinstall_libraries(node)):
+        assert fix == Fix(f"{libraries} && ldconfig")
+    assert keep_initialised(node) == Fix(f"{libraries} && systemctl enable --now nvidia-persistenced")
 
 
 @pytest.mark.parametrize(
@@ -603,7 +603,7 @@ def test_suse_modules_of_two_kernels_are_named_once_each(tmp_path, monkeypatch):
     modules = " ".join(f"nvidia-open-driver-G06-signed-kmp-{kernel}" for kernel in ("default", "64kb"))
     monkeypatch.setattr("gpunode.checks.driver_packages.suse_modules", lambda node: modules)
     node = Node(recorded_host("healthy-suse-kubelet", tmp_path))
-    fix = fitting(node, fixes.BUILD_MODULE.suse)
+    fix = fitting(node, driver_packages.build_module(node, node.kernel))
     assert fix.command == f"zypper install --force {modules} && modprobe nvidia"
 
 
