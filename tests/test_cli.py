@@ -15,7 +15,7 @@ import typer
 from gpunode import __version__
 from gpunode.cli import COMMANDS, app
 from gpunode.commands.demo import build_demo_node
-from gpunode.commands.help_page import ONE_SHOT
+from gpunode.commands.options import ONE_SHOT
 from gpunode.commands.variables import variables
 from tests.cli import checked, clean_environment, command, gpunode
 from tests.waiting import PATIENCE, eventually

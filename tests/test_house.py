@@ -56,7 +56,7 @@ LAZY = {
     # `--version` needs neither the machine nor the table of variables
     "commands.session": {"commands.variables", "host"},
     # Tab, and options for a duration, of which most runs have none
-    "commands.options": {"host.journal", "plugin.config.values", "runtime.find"},
+    "commands.options": {"host", "host.journal", "plugin.config.values", "runtime.find"},
     # the driver's planner is a twentieth of the doctor's start; the fixes of a few faults need it
     "checks.driver_packages": _PLANNER,
     "checks.preconditions": _PLANNER | {"packages.driver_plan", "packages.driver_source"},

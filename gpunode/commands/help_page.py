@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import typer
 import typer.core
 
+from gpunode.commands.options import GLOBAL, LIST, ONE_SHOT, CheckedOptions, flag_of, is_global
+
 WIDTH = 110
 _HYPHEN, _SPACE = "\N{NON-BREAKING HYPHEN}", "\N{NO-BREAK SPACE}"
-DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-"""What editors and web pages make of '-'."""
 _NAMES = 30  # columns for names; a longer one gets a line of its own
 _TOGETHER = 24  # columns; a longer default may be folded
 _MANY = 12  # more options than that are shown in sections
-GLOBAL = "Global options"
-ONE_SHOT = (
-    *("dry_run", "yes", "apply", "fix", "compare", "explain", "exit_code", "force", "version"),
-    *("help", "plan", "upgrade", "create"),
-)
-"""Names of options that mean one run: no variable sets them."""
-LIST = ",..."
-"""End of the placeholder of an option that takes several values."""
 VALUES = (
     ("DURATION", "500ms, 60s, 2m or 1h; a number alone is in seconds."),
     (f"ID{LIST}", "Several values: separate them with commas, or repeat the option."),
@@ -42,40 +33,10 @@ def printed(page: str) -> str:
     return page.replace(_HYPHEN, "-").replace(_SPACE, " ")
 
 
-def set_from_environment(option: Any) -> bool:
-    """Whether a variable can set this option for every run."""
-    return option.param_type_name == "option" and not option.hidden and option.name not in ONE_SHOT
+class HelpPage(CheckedOptions):
+    """The help page, for a class that is a Typer command or group, too."""
 
-
-def flag_of(option: Any) -> str:
-    """The long name of an option."""
-    return str(next((flag for flag in option.opts if flag.startswith("--")), option.opts[0]))
-
-
-def variable_of(option: Any, prefix: str) -> str:
-    """The variable of an option of the command with this prefix, named after the flag; Click would name it
-    after the function's parameter."""
-    flag = flag_of(option)
-    name = flag.removeprefix("--") if flag.startswith("--") else option.name
-    return f"{prefix}_{name}".upper().replace("-", "_")
-
-
-def variables_of(option: Any) -> list[str]:
-    """The variables that an option names itself."""
-    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
-
-
-class HelpPage:
-    """The help page and the check of values, for a class that is a Typer command or group, too."""
-
-    params: list[Any]
     help: str | None
-
-    def __init__(self, *args: Any, **attrs: Any) -> None:
-        super().__init__(*args, **attrs)
-        for option in self.params:
-            if option.name in ONE_SHOT:
-                option.allow_from_autoenv, option.envvar = False, None
 
     def get_help(self, ctx: Any) -> str:
         """The page as wide as the terminal."""
@@ -86,53 +47,6 @@ class HelpPage:
         """Required arguments are words, as kubectl and docker write them."""
         pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
         return [piece[1:-1] if piece.startswith("{") else piece for piece in pieces]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for option in filter(set_from_environment, self.params):
-            if not is_global(option):
-                variable = variable_of(option, ctx.auto_envvar_prefix or "")
-                option.envvar = list(dict.fromkeys((variable, *variables_of(option))))
-        if not ctx.resilient_parsing:  # as for completion
-            self._check_values(ctx, args)
-        parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
-        for option in self.params:
-            if str(option.metavar).endswith(LIST) and (texts := ctx.params.get(option.name)):
-                ctx.params[option.name] = words = _split(texts)
-                if not words:
-                    ctx.fail(f"{flag_of(option)} is empty")
-        return parsed
-
-    def _check_values(self, ctx: Any, args: list[str]) -> None:
-        """A usage error where the parser would take a flag for a value, or silently the last of two values.
-
-        An empty value is a script's unset variable: `gpunode rollback "$ID"` must not undo the last change.
-        Where the default is a name, the command knows what an empty one means. An alias may have --output or
-        --color, which the command line then overrides. The options of `plugin serve` aren't in `params`: the
-        last value counts there, as for NVIDIA's plugin.
-        """
-        options = [param for param in self.params if param.param_type_name == "option" and not param.is_flag]
-        single = [option for option in options if not option.multiple]
-        parser = self.make_parser(ctx)  # type: ignore[attr-defined]
-        for option in single:  # the parser would keep only the last value
-            parser.add_option(obj=option, opts=option.opts, dest=option.name, action="append")
-        parsed, _, _ = parser.parse_args(list(args))
-        flags = {flag for param in self.params for flag in param.opts if flag.startswith("-")}
-        for param in self.params:
-            values = [value for value in _as_list(parsed.get(param.name)) if isinstance(value, str)]
-            label = _display_name(param)
-            if "" in values and param.default in (None, "", "auto"):
-                ctx.fail(f"{label} is empty")
-            if param not in options:
-                for text in values if param.param_type_name == "argument" else ():
-                    if text.startswith(tuple(DASHES)) or text.partition("=")[0] in flags:
-                        ctx.fail(f"unexpected argument: {text}")
-                continue
-            swallowed = [value for value in values if value.startswith("--") or value in flags]
-            if swallowed:
-                ctx.fail(f"{label} needs a value, and {swallowed[0]} follows it")
-            if param in single and len(set(values)) > 1 and param.name not in ("output", "color"):
-                listed = " and ".join(map(repr, dict.fromkeys(values)))
-                ctx.fail(f"{label} takes one value, and is given {listed}")
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """The description, then the paragraphs that are command lines."""
@@ -205,11 +119,6 @@ class HelpPage:
         return f"Variables: {' or '.join(parts)}{except_}; see gpunode help environment {path}"
 
 
-def is_global(option: Any) -> bool:
-    """Whether every command has this option."""
-    return option.name == "help" or getattr(option, "rich_help_panel", "") == GLOBAL
-
-
 def record(option: Any, ctx: Any) -> tuple[str, str] | None:
     """Names and help of an option or argument, with its default where that says something."""
     option.show_envvar = False
@@ -243,36 +152,12 @@ class HelpCommand(HelpPage, typer.core.TyperCommand):
     """A command with such a help page."""
 
 
-def _split(texts: Sequence[str]) -> list[str]:
-    """The values of a list option: several with commas between, or the option several times."""
-    return [word for text in texts for part in text.split(",") if (word := part.strip())]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _display_name(param: Any) -> str:
-    """An option's flag, or an argument's name in the help."""
-    if param.param_type_name == "argument":
-        return f"'{(param.metavar or param.name.upper()).strip('[].')}'"
-    return flag_of(param)
-
-
 class HelpGroup(HelpPage, typer.core.TyperGroup):
-    """A group with such a help page. `default` is the subcommand that runs if none is named."""
-
-    default = ""
+    """A group with such a help page."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
         super().format_options(ctx, formatter)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        has_command = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
-        if self.default and not has_command and not ctx.resilient_parsing:  # as for completion
-            args = [self.default, *args]
-        return super().parse_args(ctx, args)
 
 
 def command_group(text: str, default: str = "") -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Options that several commands share, with their help, and the values of options that Tab offers."""
+"""Options: those that several commands share, how they are read, and the values that Tab offers."""
 
 import inspect
 import re
@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from gpunode.errors import UsageError
-from gpunode.host import Host
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 # Values that Tab offers, for `autocompletion` of options and arguments.
@@ -59,6 +58,7 @@ def resource_names(incomplete: str) -> list[str]:
 
 def journal_entries(ctx: typer.Context) -> list[str]:
     """IDs of the journal's entries, if this user may read it."""
+    from gpunode.host import Host
     from gpunode.host.journal import Journal
 
     roots = (context.params.get("root") for context in (ctx, ctx.find_root()))
@@ -69,6 +69,130 @@ def journal_entries(ctx: typer.Context) -> list[str]:
 def completable(names: Iterable[str]) -> list[str]:
     """The names without those that zsh, which evaluates completions, might take for something else."""
     return [name for name in names if _PLAIN.fullmatch(name)]
+
+
+# How the options of a command line are read: the variables that set them, and the check of their values.
+
+DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
+"""What editors and web pages make of '-'."""
+GLOBAL = "Global options"
+ONE_SHOT = (
+    *("dry_run", "yes", "apply", "fix", "compare", "explain", "exit_code", "force", "version"),
+    *("help", "plan", "upgrade", "create"),
+)
+"""Names of options that mean one run: no variable sets them."""
+LIST = ",..."
+"""End of the placeholder of an option that takes several values."""
+
+
+def set_from_environment(option: Any) -> bool:
+    """Whether a variable can set this option for every run."""
+    return option.param_type_name == "option" and not option.hidden and option.name not in ONE_SHOT
+
+
+def flag_of(option: Any) -> str:
+    """The long name of an option."""
+    return str(next((flag for flag in option.opts if flag.startswith("--")), option.opts[0]))
+
+
+def variable_of(option: Any, prefix: str) -> str:
+    """The variable of an option of the command with this prefix, named after the flag; Click would name it
+    after the function's parameter."""
+    flag = flag_of(option)
+    name = flag.removeprefix("--") if flag.startswith("--") else option.name
+    return f"{prefix}_{name}".upper().replace("-", "_")
+
+
+def variables_of(option: Any) -> list[str]:
+    """The variables that an option names itself."""
+    return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+
+
+def is_global(option: Any) -> bool:
+    """Whether every command has this option."""
+    return option.name == "help" or getattr(option, "rich_help_panel", "") == GLOBAL
+
+
+class CheckedOptions:
+    """Options that variables set, and their check, for a class that is a Typer command or group, too.
+
+    `default` is the subcommand of a group that runs if none is named.
+    """
+
+    params: list[Any]
+    default = ""
+
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
+        for option in self.params:
+            if option.name in ONE_SHOT:
+                option.allow_from_autoenv, option.envvar = False, None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        has_command = args and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        if self.default and not has_command and not ctx.resilient_parsing:  # as for completion
+            args = [self.default, *args]
+        for option in filter(set_from_environment, self.params):
+            if not is_global(option):
+                variable = variable_of(option, ctx.auto_envvar_prefix or "")
+                option.envvar = list(dict.fromkeys((variable, *variables_of(option))))
+        if not ctx.resilient_parsing:  # as for completion
+            self._check_values(ctx, args)
+        parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        for option in self.params:
+            if str(option.metavar).endswith(LIST) and (texts := ctx.params.get(option.name)):
+                ctx.params[option.name] = words = _split(texts)
+                if not words:
+                    ctx.fail(f"{flag_of(option)} is empty")
+        return parsed
+
+    def _check_values(self, ctx: Any, args: list[str]) -> None:
+        """A usage error where the parser would take a flag for a value, or silently the last of two values.
+
+        An empty value is a script's unset variable: `gpunode rollback "$ID"` must not undo the last change.
+        Where the default is a name, the command knows what an empty one means. An alias may have --output or
+        --color, which the command line then overrides. The options of `plugin serve` aren't in `params`: the
+        last value counts there, as for NVIDIA's plugin.
+        """
+        options = [param for param in self.params if param.param_type_name == "option" and not param.is_flag]
+        single = [option for option in options if not option.multiple]
+        parser = self.make_parser(ctx)  # type: ignore[attr-defined]
+        for option in single:  # the parser would keep only the last value
+            parser.add_option(obj=option, opts=option.opts, dest=option.name, action="append")
+        parsed, _, _ = parser.parse_args(list(args))
+        flags = {flag for param in self.params for flag in param.opts if flag.startswith("-")}
+        for param in self.params:
+            values = [value for value in _as_list(parsed.get(param.name)) if isinstance(value, str)]
+            label = _display_name(param)
+            if "" in values and param.default in (None, "", "auto"):
+                ctx.fail(f"{label} is empty")
+            if param not in options:
+                for text in values if param.param_type_name == "argument" else ():
+                    if text.startswith(tuple(DASHES)) or text.partition("=")[0] in flags:
+                        ctx.fail(f"unexpected argument: {text}")
+                continue
+            swallowed = [value for value in values if value.startswith("--") or value in flags]
+            if swallowed:
+                ctx.fail(f"{label} needs a value, and {swallowed[0]} follows it")
+            if param in single and len(set(values)) > 1 and param.name not in ("output", "color"):
+                listed = " and ".join(map(repr, dict.fromkeys(values)))
+                ctx.fail(f"{label} takes one value, and is given {listed}")
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    """The values of a list option: several with commas between, or the option several times."""
+    return [word for text in texts for part in text.split(",") if (word := part.strip())]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _display_name(param: Any) -> str:
+    """An option's flag, or an argument's name in the help."""
+    if param.param_type_name == "argument":
+        return f"'{(param.metavar or param.name.upper()).strip('[].')}'"
+    return flag_of(param)
 
 
 # The options. Each says with `rich_help_panel` in which section of a long help page it is (help_page.py).

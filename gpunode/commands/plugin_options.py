@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from gpunode.commands.help_page import HelpCommand, is_global
-from gpunode.commands.options import one_of
+from gpunode.commands.help_page import HelpCommand
+from gpunode.commands.options import is_global, one_of
 from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.output.result import ExitCode, Result

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from gpunode.commands.help_page import DASHES, GLOBAL, HelpCommand, flag_of, variables_of
+from gpunode.commands.help_page import HelpCommand
+from gpunode.commands.options import DASHES, GLOBAL, flag_of, variables_of
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.output.render import (
     ENVELOPES,

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from gpunode.commands.help_page import (
+from gpunode.commands.options import (
     ONE_SHOT,
     flag_of,
     is_global,
