@@ -16,15 +16,18 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import Completed
 from gpunode.output.typed import as_dict, as_text
-from gpunode.runtime import containerd_plan, toml_edit
+from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import (
     DROP_IN_NAME,
     NVIDIA_DROP_INS,
     ContainerdState,
+    Copies,
     Texts,
-    refuse_missing_import,
+    drift,
+    generated_copies,
 )
-from gpunode.runtime.containerd_plan import Copies, Replacement, configured
+from gpunode.runtime.containerd_plan import Replacement, configured, with_copied, without_copies
+from gpunode.runtime.containerd_removal import removed
 from gpunode.runtime.engine import (
     Active,
     DesiredConfig,
@@ -51,11 +54,11 @@ class ContainerdEngine(Engine):
         self._refuse_managed()
         desired.refuse_without_cdi(self.daemon)
         state = self._state()
-        copies = containerd_plan.copies(state)
+        copies = generated_copies(state)
         if desired.replace and copies:
             replacement = self._replacement(desired, copies)
             desired, basis = replacement.desired, replacement.state
-            outcome = containerd_plan.without_copies(replacement)
+            outcome = without_copies(replacement)
         else:
             basis, outcome = state, configured(state, desired)
         edits = edits_to(self.host, outcome.texts, self.daemon.config_path)
@@ -77,8 +80,7 @@ class ContainerdEngine(Engine):
         self._refuse_managed()
         state = self._state()
         unread = {path: self._text(path) for path in self._unread_drop_ins(state.config)}
-        outcome = containerd_plan.removed(state, unwanted, self._same_meaning, unread)
-        refuse_missing_import(state, outcome.texts)
+        outcome = removed(state, unwanted, self._same_meaning, unread)
         edits = edits_to(self.host, outcome.texts, self.daemon.config_path)
         return self._removal(edits, unwanted.names, active, outcome.version, outcome.notes)
 
@@ -112,7 +114,7 @@ class ContainerdEngine(Engine):
         if state.deep and not self.drop_in:
             state = replace(state, drop_in=next(iter(copies)))
         texts = {path: text for path, text in state.texts.items() if path not in copies}
-        return Replacement(replace(state, texts=texts), containerd_plan.with_copied(desired, copies), copies)
+        return Replacement(replace(state, texts=texts), with_copied(desired, copies), copies)
 
     def _about_drop_ins(
         self, state: ContainerdState, copies: Copies, outcome: PlannedFiles
@@ -125,7 +127,7 @@ class ContainerdEngine(Engine):
             " gpunode unconfigure-runtime removes it if it is NVIDIA's"
             for path in unread
         )
-        return (*containerd_plan.drift(state, left), *stale)
+        return (*drift(state, left), *stale)
 
     def _unread_drop_ins(self, config: ContainerdConfig) -> tuple[str, ...]:
         """Drop-ins in the places that NVIDIA's tools use or used, which no file imports."""
@@ -171,6 +173,7 @@ class ContainerdEngine(Engine):
         """What is known of the files, without those in `without`."""
         path = self.daemon.config_path
         config = load_config(self.host, path, self.daemon.version, without)
+        # the drop-in that `file_to_edit` may choose; with --replace see `_replacement`
         drop_in = self.drop_in or f"{path.rpartition('/')[0]}/{DROP_IN_NAME}"
         texts = {name: self._text(name) for name in dict.fromkeys((path, *config.files, drop_in))}
         return ContainerdState(
@@ -225,7 +228,7 @@ class ContainerdEngine(Engine):
             return ("the new configuration was not validated: no containerd program was found",)
         config = load_config(self.host, self.daemon.config_path, self.daemon.version)
         before: Tree | None = None
-        copies = containerd_plan.copies(self._state()) if expected is not None and expected.replace else {}
+        copies = generated_copies(self._state()) if expected is not None and expected.replace else {}
         if expected is not None and copies:
             replacement = self._replacement(expected, copies)
             config, expected = replacement.state.config, replacement.desired

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import ConfigError
-from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, covers
+from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, covers, merge
 from gpunode.facts.toml import BYTE_ORDER_MARK, Tree, dig, line_of_key, line_of_text, parse_toml, place
+from gpunode.facts.writers import GeneratedCopy, generated_copy, nvidia_writer
+from gpunode.output.result import some_of
 from gpunode.output.typed import as_strings
 from gpunode.runtime import toml_edit
-from gpunode.runtime.engine import Handler
 
 DROP_IN_NAME = "conf.d/99-nvidia.toml"
 # where NVIDIA's tools have put their drop-in over the years, relative to the main file's directory
@@ -62,10 +63,8 @@ class ContainerdState:
         return 4 if self.release >= (2, 3) else 3 if self.deep else 2
 
 
-# The tables of containerd's CRI configuration: what a runtime inherits, and what a file is about.
+# The tables of the CRI in a file.
 
-RUNC_TYPE = "io.containerd.runc.v2"
-_RUNC_SHIMS = "io.containerd.runc."
 # settings of version 2's containerd table that moved to the images plugin
 _OF_IMAGES = ("snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers")
 
@@ -74,81 +73,6 @@ def cri_of(tree: Tree, plugin: str) -> Tree:
     """The CRI table of a tree, created if it is missing."""
     table: Tree = tree.setdefault("plugins", {}).setdefault(plugin, {})
     return table
-
-
-def runtime_table(
-    config: ContainerdConfig, effective: Tree | None, handler: Handler, systemd_cgroup: bool
-) -> Tree:
-    """The table of a desired runtime: an existing one corrected, else a copy of runc's."""
-    base = inherited(config, effective, handler.name)
-    present = config.runtimes.get(handler.name)
-    table = copy.deepcopy(present if isinstance(present, dict) else base)
-    if not _has_runc_shim(table, config.release):
-        table["runtime_type"] = RUNC_TYPE
-    options = table.setdefault("options", {})
-    options["BinaryName"] = handler.path
-    cgroup = True if systemd_cgroup else dig(base, "options", "SystemdCgroup")
-    if isinstance(dig(present, "options", "SystemdCgroup"), bool) and not _spelled_out(config, handler.name):
-        cgroup = None  # containerd's built-in runc ignores this node's kubelet; the file's author did not
-    if isinstance(cgroup, bool) and options.get("SystemdCgroup", False) != cgroup:
-        options["SystemdCgroup"] = cgroup
-    return table
-
-
-def inherited(config: ContainerdConfig, effective: Tree | None, new_runtime: str) -> Tree:
-    """Options to copy: the default runtime's if it is a runc, else runc's, else crun's.
-
-    kata, gVisor and other NVIDIA runtimes are skipped: their options mean something else.
-    """
-    spelled_out = _spelled_out(config, new_runtime)
-    if spelled_out:
-        return copy.deepcopy(spelled_out)
-    for name in _models(config, new_runtime):
-        entry = simple(effective, name)
-        if entry and _is_runc_like(entry):
-            return entry
-    return {"runtime_type": RUNC_TYPE}
-
-
-def _spelled_out(config: ContainerdConfig, new_runtime: str) -> Tree:
-    """The runtime to copy options from as a file defines it; {} if no file does."""
-    entries = (config.runtimes.get(name) for name in _models(config, new_runtime))
-    return next((entry for entry in entries if isinstance(entry, dict) and _is_runc_like(entry)), {})
-
-
-def _models(config: ContainerdConfig, new_runtime: str) -> tuple[str, ...]:
-    """Names of the runtimes that `new_runtime` may copy its options from, the preferred one first."""
-    names = dict.fromkeys((config.default_runtime, "runc", "crun"))
-    return tuple(name for name in names if name != new_runtime and not name.startswith("nvidia"))
-
-
-def simple(effective: Tree | None, name: str) -> Tree:
-    """A runtime from containerd's own merged view, without the empty values that the view prints.
-
-    A value that isn't empty must be repeated: 1.7 sets `sandbox_mode` for its built-in runc, for example.
-    """
-    for plugin in CRI_PLUGINS.values():
-        entry = dig(effective, "plugins", plugin, "containerd", "runtimes", name)
-        if isinstance(entry, dict):
-            simplified = {key: value for key, value in entry.items() if value and key != "options"}
-            simplified.setdefault("runtime_type", RUNC_TYPE)
-            option_table = entry.get("options")
-            options = option_table if isinstance(option_table, dict) else {}
-            used_options = {key: value for key, value in options.items() if value or key == "SystemdCgroup"}
-            return {**simplified, "options": used_options} if used_options else simplified
-    return {"runtime_type": RUNC_TYPE} if name == "runc" else {}
-
-
-def _is_runc_like(entry: Tree) -> bool:
-    kind = entry.get("runtime_type") or RUNC_TYPE
-    binary = str(dig(entry, "options", "BinaryName") or "")
-    return isinstance(kind, str) and kind.startswith(_RUNC_SHIMS) and "nvidia" not in binary
-
-
-def _has_runc_shim(entry: Tree, release: tuple[int, ...]) -> bool:
-    """Whether the runtime names a shim for runc that this containerd has; 2.0 removed all but v2."""
-    kind = str(entry.get("runtime_type"))
-    return kind == RUNC_TYPE or (kind.startswith(_RUNC_SHIMS) and release < (2,))
 
 
 def snapshotter_without_runtimes(config: ContainerdConfig) -> bool:
@@ -192,7 +116,7 @@ def without_empty(tree: Any) -> Any:
 # Entries of containerd's `imports`: adds the one that a drop-in needs, and removes it.
 
 
-def imported(config: ContainerdConfig, path: str) -> bool:
+def is_imported(config: ContainerdConfig, path: str) -> bool:
     """Whether containerd's files import `path`, which need not exist."""
     return any(
         covers(importer, pattern, path, config.release)
@@ -201,7 +125,7 @@ def imported(config: ContainerdConfig, path: str) -> bool:
     )
 
 
-def entry(state: ContainerdState) -> str:
+def import_of_drop_in(state: ContainerdState) -> str:
     """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it, or only the file.
 
     Only the file where the directory has files that containerd doesn't read: the glob would activate them.
@@ -220,7 +144,7 @@ def whole_directory(path: str) -> str:
     return f"{path.rpartition('/')[0]}/*.toml" if path.endswith(".toml") else path
 
 
-def add(tree: Tree, pattern: str) -> None:
+def add_import(tree: Tree, pattern: str) -> None:
     """Append an entry."""
     tree["imports"] = [*tree.get("imports", []), pattern]
 
@@ -378,11 +302,14 @@ def short_names(config_main: Tree) -> list[str]:
     ]
 
 
-def refuse_ignored_version_1(state: ContainerdState, what: str) -> ConfigError:
-    """containerd 2.0 to 2.2 read a file of version 1 without its CRI settings, and so does their migrate."""
+def refuse_ignored_version_1(state: ContainerdState, what: str) -> None:
+    """`ConfigError` with containerd 2.0 to 2.2, which read a file of version 1 without its CRI settings, as
+    does their migrate."""
+    if not state.deep or state.release >= EACH_FILE_MIGRATED:
+        return
     path = state.config.path
     line = line_of_key(state.texts.get(path, ""), ("version",)) or 1
-    return ConfigError(
+    raise ConfigError(
         f"{path}:{line}: has no version (or version 1) and {what}: containerd {state.release_text} ignores"
         " its CRI settings, and what its own config migrate prints lacks them too",
         hint="make it version 2, which brings those settings into force: "
@@ -390,3 +317,56 @@ def refuse_ignored_version_1(state: ContainerdState, what: str) -> ConfigError:
         ' -e \'s/^\\( *\\[plugins\\.\\)"\\?cri"\\?\\([].]\\)/\\1"io.containerd.grpc.v1.cri"\\2/\''
         f' -e \'/_plugins *=/s/"cri"/"io.containerd.grpc.v1.cri"/\' {path}',
     )
+
+
+# Drop-ins that NVIDIA's tools generated: copies of the CRI section that hide the main file's.
+#
+# They are kept as long as they have the right runtime, with a note about what they hide.
+
+SHOWN = 5
+Copies = Mapping[str, GeneratedCopy]
+
+
+def generated_copies(state: ContainerdState) -> Copies:
+    """The generated copies among the files that containerd reads, by path."""
+    config = state.config
+    result = {}
+    for path in config.files:
+        if path == config.path:
+            continue
+        others = _merged_without(config, path)
+        copied = generated_copy(config.trees[path], others, config.plugin)
+        if copied is not None and nvidia_writer(state.texts[path], config.trees[path]):
+            result[path] = copied
+    return result
+
+
+def _merged_without(config: ContainerdConfig, left_out: str) -> Tree:
+    merged: Tree = {}
+    for path, tree in config.trees.items():
+        if path != left_out:
+            merged = merge(merged, tree, deep=config.deep)
+    return merged
+
+
+def drift(state: ContainerdState, by_path: Copies) -> tuple[str, ...]:
+    """What the copies hide, as text for the user; nothing about a copy that hides nothing."""
+    notes = []
+    for path, copied in by_path.items():
+        others = _merged_without(state.config, path)
+        hidden = [_hidden(state, others, path, key) for key in copied.shadowed]
+        if not state.deep:
+            hidden += [f"{'.'.join(key)} ({state.config.path} only)" for key in copied.lost]
+        if hidden:
+            notes.append(
+                f"{path} is a copy of the whole CRI section that NVIDIA's tools generated, and hides newer"
+                f" settings: {some_of(hidden, SHOWN)}; to put only the runtime in its place:"
+                " gpunode configure-runtime --replace"
+            )
+    return tuple(notes)
+
+
+def _hidden(state: ContainerdState, others: Tree, path: str, key: tuple[str, ...]) -> str:
+    plugin = state.config.plugin
+    copied = dig(state.config.trees[path], "plugins", plugin, *key)
+    return f"{'.'.join(key)} ({copied!r} there, {dig(others, 'plugins', plugin, *key)!r} otherwise)"

@@ -1,41 +1,41 @@
-"""Plans for containerd's files. Pure functions over their text; containerd.py reads, validates and queries.
+"""Plans to add runtimes to containerd's files: `configured` makes one, `file_to_edit` chooses the file.
 
-This file is edited: the one that defines the runtime already; else, on containerd 2, which merges deeply, a
-drop-in with only the runtime; else, on containerd 1, where a later file replaces the whole CRI table, the
-last file that has such a table, in place.
+Pure functions over the files' text; containerd.py reads, validates and queries.
+
+containerd 2 merges deeply, so a drop-in needs only the runtime. With containerd 1 a later file replaces the
+whole CRI table, so the last file that has such a table is edited in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from gpunode.errors import ConfigError
 from gpunode.facts.cdi import unlisted
-from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, merge
-from gpunode.facts.toml import Tree, dig, parse_toml, prune
-from gpunode.facts.writers import GeneratedCopy, generated_copy, is_nvidia_program, nvidia_writer
+from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig
+from gpunode.facts.toml import Tree, dig, parse_toml
+from gpunode.facts.writers import nvidia_writer
 from gpunode.output.result import some_of
-from gpunode.runtime import containerd_files, toml_edit
 from gpunode.runtime.containerd_files import (
     EACH_FILE_MIGRATED,
+    SHOWN,
     ContainerdState,
-    Texts,
+    Copies,
+    add_import,
     cri_of,
     forget_imports,
-    has_image_settings,
+    import_of_drop_in,
+    is_imported,
     of_runtimes_only,
     refuse,
     refuse_ignored_version_1,
     refuse_missing_import,
-    refuse_wrong_types,
-    runtime_table,
     short_names,
-    simple,
     snapshotter_without_runtimes,
 )
-from gpunode.runtime.engine import DesiredConfig, Handler, PlannedFiles, UnwantedConfig
+from gpunode.runtime.engine import DesiredConfig, Handler, PlannedFiles
 from gpunode.runtime.toml_edit import Changes
 
 
@@ -76,6 +76,33 @@ def _configured(state: ContainerdState, desired: DesiredConfig) -> PlannedFiles:
     )
 
 
+def file_to_edit(state: ContainerdState, desired: DesiredConfig, plugin: str) -> str:
+    """The file that gets the runtime (docs/containerd.md): the drop-in that the user named; with containerd 1
+    the last file with a CRI table, else the main file; with containerd 2 the last file that defines the
+    runtime, else the drop-in, which with --replace has the path of the first generated copy."""
+    with_cri = _files_with_cri(state, plugin)
+    if state.drop_in_forced:
+        if not state.deep and with_cri and with_cri[-1] != state.drop_in:
+            raise ConfigError(
+                f"containerd {state.release_text} replaces the whole CRI table of {with_cri[-1]} by that of a"
+                f" drop-in: {state.drop_in} would have to be a copy of it",
+                hint="leave out --drop-in-config: the file itself is then edited, and nothing else in it",
+            )
+        return state.drop_in
+    for name in reversed(with_cri):
+        known = dig(state.config.trees[name], "plugins", plugin, "containerd", "runtimes")
+        if not state.deep or (isinstance(known, dict) and not known.keys().isdisjoint(desired.names)):
+            return name
+    return state.drop_in if state.deep else state.config.path
+
+
+def _files_with_cri(state: ContainerdState, plugin: str) -> tuple[str, ...]:
+    config = state.config
+    return tuple(
+        name for name in config.files if isinstance(dig(config.trees[name], "plugins", plugin), dict)
+    )
+
+
 def _version(state: ContainerdState) -> int:
     """The main file's version; a missing file, or one without version and plugins, gets the newest."""
     config = state.config
@@ -87,8 +114,7 @@ def _version(state: ContainerdState) -> int:
     if not keeps:
         # version 4 ignores [grpc] and the like, so a file that may have them gets the version before
         return min(state.newest_version, 3) if config.exists else state.newest_version
-    if state.deep and state.release < EACH_FILE_MIGRATED:
-        raise refuse_ignored_version_1(state, keeps)
+    refuse_ignored_version_1(state, keeps)
     return 1
 
 
@@ -157,7 +183,7 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
     state = draft.state
     plugin = _plugin(state, version)
     tables = _tables(state, desired, systemd_cgroup=systemd_cgroup)
-    target = _destination(state, desired, plugin)
+    target = file_to_edit(state, desired, plugin)
     spelled_out = bool(state.config.runtimes)
 
     def mutate(tree: Tree) -> None:
@@ -177,9 +203,9 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
     if target == state.drop_in and _starts_afresh(state, desired, version):
         draft.changes.add(target, lambda tree: tree.clear())
     draft.changes.add(target, mutate)
-    if target == state.drop_in and not containerd_files.imported(state.config, state.drop_in):
-        entry = containerd_files.entry(state)
-        draft.changes.add(state.config.path, lambda tree: containerd_files.add(tree, entry))
+    if target == state.drop_in and not is_imported(state.config, state.drop_in):
+        pattern = import_of_drop_in(state)
+        draft.changes.add(state.config.path, lambda tree: add_import(tree, pattern))
 
 
 def _plugin(state: ContainerdState, version: int) -> str:
@@ -243,32 +269,6 @@ def _about_cdi(state: ContainerdState, desired: DesiredConfig) -> tuple[str, ...
     return tuple(notes)
 
 
-def _destination(state: ContainerdState, desired: DesiredConfig, plugin: str) -> str:
-    """The file to edit (docs/containerd.md). With --replace on containerd 2 the drop-in has the path of the
-    first generated copy."""
-    with_cri = _files_with_cri(state, plugin)
-    if state.drop_in_forced:
-        if not state.deep and with_cri and with_cri[-1] != state.drop_in:
-            raise ConfigError(
-                f"containerd {state.release_text} replaces the whole CRI table of {with_cri[-1]} by that of a"
-                f" drop-in: {state.drop_in} would have to be a copy of it",
-                hint="leave out --drop-in-config: the file itself is then edited, and nothing else in it",
-            )
-        return state.drop_in
-    for name in reversed(with_cri):
-        known = dig(state.config.trees[name], "plugins", plugin, "containerd", "runtimes")
-        if not state.deep or (isinstance(known, dict) and not known.keys().isdisjoint(desired.names)):
-            return name
-    return state.drop_in if state.deep else state.config.path
-
-
-def _files_with_cri(state: ContainerdState, plugin: str) -> tuple[str, ...]:
-    config = state.config
-    return tuple(
-        name for name in config.files if isinstance(dig(config.trees[name], "plugins", plugin), dict)
-    )
-
-
 def _spell_out_runc(runtimes: Tree, effective: Tree | None, systemd_cgroup: bool) -> None:
     """containerd 1 drops its built-in runc as soon as a file names any runtime."""
     runc = runtimes.setdefault("runc", simple(effective, "runc"))
@@ -276,13 +276,88 @@ def _spell_out_runc(runtimes: Tree, effective: Tree | None, systemd_cgroup: bool
         runc.setdefault("options", {})["SystemdCgroup"] = True
 
 
-# Drop-ins that NVIDIA's tools generated: copies of the CRI section that hide the main file's.
-#
-# They are kept as long as they have the right runtime, with a note about what they hide. `without_copies`
-# replaces them if the user requested that.
+# The table of a runtime, and what it inherits.
 
-_SHOWN = 5
-Copies = Mapping[str, GeneratedCopy]
+RUNC_TYPE = "io.containerd.runc.v2"
+_RUNC_SHIMS = "io.containerd.runc."
+
+
+def runtime_table(
+    config: ContainerdConfig, effective: Tree | None, handler: Handler, systemd_cgroup: bool
+) -> Tree:
+    """The table of a desired runtime: an existing one corrected, else a copy of runc's."""
+    base = inherited(config, effective, handler.name)
+    present = config.runtimes.get(handler.name)
+    table = copy.deepcopy(present if isinstance(present, dict) else base)
+    if not _has_runc_shim(table, config.release):
+        table["runtime_type"] = RUNC_TYPE
+    options = table.setdefault("options", {})
+    options["BinaryName"] = handler.path
+    cgroup = True if systemd_cgroup else dig(base, "options", "SystemdCgroup")
+    if isinstance(dig(present, "options", "SystemdCgroup"), bool) and not _spelled_out(config, handler.name):
+        cgroup = None  # containerd's built-in runc ignores this node's kubelet; the file's author did not
+    if isinstance(cgroup, bool) and options.get("SystemdCgroup", False) != cgroup:
+        options["SystemdCgroup"] = cgroup
+    return table
+
+
+def inherited(config: ContainerdConfig, effective: Tree | None, new_runtime: str) -> Tree:
+    """Options to copy: the default runtime's if it is a runc, else runc's, else crun's.
+
+    kata, gVisor and other NVIDIA runtimes are skipped: their options mean something else.
+    """
+    spelled_out = _spelled_out(config, new_runtime)
+    if spelled_out:
+        return copy.deepcopy(spelled_out)
+    for name in _models(config, new_runtime):
+        entry = simple(effective, name)
+        if entry and _is_runc_like(entry):
+            return entry
+    return {"runtime_type": RUNC_TYPE}
+
+
+def _spelled_out(config: ContainerdConfig, new_runtime: str) -> Tree:
+    """The runtime to copy options from as a file defines it; {} if no file does."""
+    entries = (config.runtimes.get(name) for name in _models(config, new_runtime))
+    return next((entry for entry in entries if isinstance(entry, dict) and _is_runc_like(entry)), {})
+
+
+def _models(config: ContainerdConfig, new_runtime: str) -> tuple[str, ...]:
+    """Names of the runtimes that `new_runtime` may copy its options from, the preferred one first."""
+    names = dict.fromkeys((config.default_runtime, "runc", "crun"))
+    return tuple(name for name in names if name != new_runtime and not name.startswith("nvidia"))
+
+
+def simple(effective: Tree | None, name: str) -> Tree:
+    """A runtime from containerd's own merged view, without the empty values that the view prints.
+
+    A value that isn't empty must be repeated: 1.7 sets `sandbox_mode` for its built-in runc, for example.
+    """
+    for plugin in CRI_PLUGINS.values():
+        entry = dig(effective, "plugins", plugin, "containerd", "runtimes", name)
+        if isinstance(entry, dict):
+            simplified = {key: value for key, value in entry.items() if value and key != "options"}
+            simplified.setdefault("runtime_type", RUNC_TYPE)
+            option_table = entry.get("options")
+            options = option_table if isinstance(option_table, dict) else {}
+            used_options = {key: value for key, value in options.items() if value or key == "SystemdCgroup"}
+            return {**simplified, "options": used_options} if used_options else simplified
+    return {"runtime_type": RUNC_TYPE} if name == "runc" else {}
+
+
+def _is_runc_like(entry: Tree) -> bool:
+    kind = entry.get("runtime_type") or RUNC_TYPE
+    binary = str(dig(entry, "options", "BinaryName") or "")
+    return isinstance(kind, str) and kind.startswith(_RUNC_SHIMS) and "nvidia" not in binary
+
+
+def _has_runc_shim(entry: Tree, release: tuple[int, ...]) -> bool:
+    """Whether the runtime names a shim for runc that this containerd has; 2.0 removed all but v2."""
+    kind = str(entry.get("runtime_type"))
+    return kind == RUNC_TYPE or (kind.startswith(_RUNC_SHIMS) and release < (2,))
+
+
+# The replacement of generated copies, if the user requested it.
 
 
 @dataclass(frozen=True)
@@ -294,58 +369,13 @@ class Replacement:
     copies: Copies
 
 
-def copies(state: ContainerdState) -> Copies:
-    """The generated copies among the files that containerd reads, by path."""
-    config = state.config
-    result = {}
-    for path in config.files:
-        if path == config.path:
-            continue
-        others = _merged_without(config, path)
-        copied = generated_copy(config.trees[path], others, config.plugin)
-        if copied is not None and nvidia_writer(state.texts[path], config.trees[path]):
-            result[path] = copied
-    return result
-
-
-def _merged_without(config: ContainerdConfig, left_out: str) -> Tree:
-    merged: Tree = {}
-    for path, tree in config.trees.items():
-        if path != left_out:
-            merged = merge(merged, tree, deep=config.deep)
-    return merged
-
-
-def drift(state: ContainerdState, by_path: Copies) -> tuple[str, ...]:
-    """What the copies hide, as text for the user; nothing about a copy that hides nothing."""
-    notes = []
-    for path, copied in by_path.items():
-        others = _merged_without(state.config, path)
-        hidden = [_hidden(state, others, path, key) for key in copied.shadowed]
-        if not state.deep:
-            hidden += [f"{'.'.join(key)} ({state.config.path} only)" for key in copied.lost]
-        if hidden:
-            notes.append(
-                f"{path} is a copy of the whole CRI section that NVIDIA's tools generated, and hides newer"
-                f" settings: {some_of(hidden, _SHOWN)}; to put only the runtime in its place:"
-                " gpunode configure-runtime --replace"
-            )
-    return tuple(notes)
-
-
-def _hidden(state: ContainerdState, others: Tree, path: str, key: tuple[str, ...]) -> str:
-    plugin = state.config.plugin
-    copied = dig(state.config.trees[path], "plugins", plugin, *key)
-    return f"{'.'.join(key)} ({copied!r} there, {dig(others, 'plugins', plugin, *key)!r} otherwise)"
-
-
 def with_copied(desired: DesiredConfig, by_path: Copies) -> DesiredConfig:
     """The desired configuration plus what the copies configured: other runtimes, the default runtime, CDI."""
     handlers = {handler.name: handler for handler in desired.handlers}
     for copied in by_path.values():
         for name, program in copied.handlers.items():
             handlers.setdefault(name, Handler(name, program))
-    default = desired.default or next((copy.default for copy in by_path.values() if copy.default), "")
+    default = desired.default or next((copied.default for copied in by_path.values() if copied.default), "")
     ordered = sorted(
         handlers.values(), key=lambda handler: handler.name != default
     )  # the default comes first
@@ -371,149 +401,6 @@ def _made_effective(by_path: Copies) -> tuple[str, ...]:
         if keys:
             notes.append(
                 f"the copy of the CRI section in {path} is removed; these settings of the other files"
-                f" become effective: {some_of(keys, _SHOWN)}"
+                f" become effective: {some_of(keys, SHOWN)}"
             )
     return tuple(notes)
-
-
-# Removing runtimes from containerd's files, from any author. Pure functions over their text.
-
-# whether the files with these new texts mean the same to containerd; None if it can't be run
-SameMeaning = Callable[[Texts, Texts], bool | None]
-
-
-def removed(
-    state: ContainerdState, unwanted: UnwantedConfig, same_meaning: SameMeaning, unread: Mapping[str, str]
-) -> PlannedFiles:
-    """New text of every file with one of the runtimes; None for a drop-in that is no longer needed.
-
-    `unread` has the text of drop-ins that containerd does not read.
-    """
-    texts: dict[str, str | None] = {}
-    bare = replace(unwanted, previous_default="")
-    for path in state.config.files:
-        tree = state.config.trees[path]
-        refuse_wrong_types(tree, path, state.texts[path])
-        after = toml_edit.edit(state.texts[path], lambda tree: take_out(tree, bare, deep=state.deep), path)
-        left = parse_toml(after, path)
-        emptied = path != state.config.path and left.keys() <= {"version"} and left != tree
-        texts[path] = None if emptied else after
-    _restore_default(state, unwanted, texts)
-    notes = [
-        *_drop_copies(state, unwanted.names, same_meaning, texts),
-        *_drop_unread(unread, unwanted.names, texts),
-    ]
-    forget_imports(state, texts)
-    return PlannedFiles(texts, tuple(notes), state.config.version)
-
-
-def take_out(tree: Tree, unwanted: UnwantedConfig, *, deep: bool = False) -> None:
-    """Remove the runtimes from one file's tree; a default among them becomes the previous one.
-
-    With `deep`, for containerd 2, an emptied table of runtimes stays if there are image settings, which a
-    version 2 file would lose without it. containerd 1 has no runc as long as such a table exists.
-    """
-    for plugin in CRI_PLUGINS.values():
-        below = ("plugins", plugin, "containerd")
-        containerd = dig(tree, *below)
-        if isinstance(containerd, dict):
-            _clear(tree, below, unwanted, deep=deep)
-        if unwanted.cdi and dig(tree, *below[:2], "enable_cdi") is True:
-            del tree["plugins"][plugin]["enable_cdi"]
-            prune(tree, below[:2])
-
-
-def _clear(tree: Tree, below: tuple[str, ...], unwanted: UnwantedConfig, *, deep: bool) -> None:
-    containerd = dig(tree, *below)
-    touched = False
-    if containerd.get("default_runtime_name") in unwanted.names:
-        del containerd["default_runtime_name"]
-        touched = True
-        if unwanted.previous_default:
-            containerd["default_runtime_name"] = unwanted.previous_default
-    if _is_nvidias(containerd.get("default_runtime")):  # nvidia-ctk sets a default like this in version 1
-        del containerd["default_runtime"]
-        touched = True
-    for name in unwanted.names:
-        if dig(containerd, "runtimes", name) is not None:
-            del containerd["runtimes"][name]
-            if not (deep and has_image_settings(containerd)):
-                prune(tree, (*below, "runtimes"))
-    if touched:
-        prune(tree, below)
-
-
-def _is_nvidias(table: object) -> bool:
-    programs = [dig(table, "options", key) for key in ("BinaryName", "Runtime")]
-    return any(isinstance(program, str) and is_nvidia_program(program) for program in programs)
-
-
-def _restore_default(state: ContainerdState, unwanted: UnwantedConfig, texts: dict[str, str | None]) -> None:
-    """Set the previous default where the runtime was the default, unless another file sets it already."""
-    config, previous = state.config, unwanted.previous_default
-    if not previous or config.named_default not in unwanted.names:
-        return
-    if _default_of(config, texts) == previous:
-        return
-    key_path = ("containerd", "default_runtime_name")
-    for path in reversed(config.files):
-        for plugin in CRI_PLUGINS.values():
-            if dig(config.trees[path], "plugins", plugin, *key_path) in unwanted.names:
-                text = texts[path] or f"version = {config.version}\n"
-                default = {"default_runtime_name": previous}
-                texts[path] = toml_edit.edit(text, partial(_set_in_containerd, plugin, default), path)
-                return
-
-
-def _set_in_containerd(plugin: str, settings: Tree, tree: Tree) -> None:
-    cri_of(tree, plugin).setdefault("containerd", {}).update(settings)
-
-
-def _default_of(config: ContainerdConfig, texts: Texts) -> str:
-    """The default that the files set with these texts."""
-    merged: Tree = {}
-    for path in config.files:
-        merged = merge(merged, parse_toml(texts.get(path) or "", path), deep=config.deep)
-    name = dig(merged, "plugins", config.plugin, "containerd", "default_runtime_name")
-    return name if isinstance(name, str) else ""
-
-
-def _drop_copies(
-    state: ContainerdState, names: tuple[str, ...], same_meaning: SameMeaning, texts: dict[str, str | None]
-) -> list[str]:
-    """Delete generated copies if the rest only repeats the other files or containerd's defaults."""
-    notes = []
-    by_path = copies(state)
-    for path, copied in by_path.items():
-        if texts[path] is None or not copied.handlers.keys() <= set(names):
-            continue
-        same = same_meaning({**texts, path: None}, texts)
-        if same is None:
-            same = not copied.shadowed and not (copied.lost and not state.deep)
-        if same:
-            texts[path] = None
-        else:
-            notes.append(_still_hides(state, path, by_path))
-    return notes
-
-
-def _still_hides(state: ContainerdState, path: str, by_path: Copies) -> str:
-    keys = [".".join(key) for key in (*by_path[path].shadowed, *(() if state.deep else by_path[path].lost))]
-    what = f"still hides {', '.join(keys[:5])}" if keys else "has settings that no other file has"
-    return (
-        f"{path} was generated by NVIDIA's tools and {what}: only the runtimes were removed; delete the "
-        "file manually if its settings are not needed"
-    )
-
-
-def _drop_unread(
-    unread: Mapping[str, str], names: tuple[str, ...], texts: dict[str, str | None]
-) -> list[str]:
-    """Delete NVIDIA's drop-ins where containerd reads none."""
-    notes = []
-    for path, text in unread.items():
-        tree = parse_toml(text, path)
-        if nvidia_writer(text, tree) or of_runtimes_only(tree, names):
-            texts[path] = None
-            notes.append(f"{path} is removed: NVIDIA's tools left it, and containerd does not read it")
-    return notes

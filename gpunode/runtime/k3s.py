@@ -23,7 +23,8 @@ from gpunode.facts.toml import Tree, dig, parse_toml
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import toml_edit
-from gpunode.runtime.containerd_files import cri_of, runtime_table
+from gpunode.runtime.containerd_files import cri_of
+from gpunode.runtime.containerd_plan import runtime_table
 from gpunode.runtime.engine import (
     PROGRAM,
     Active,

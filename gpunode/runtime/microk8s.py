@@ -13,7 +13,7 @@ from gpunode.errors import PreconditionError
 from gpunode.facts.containerd import ContainerdConfig
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import toml_edit
-from gpunode.runtime.containerd_plan import take_out
+from gpunode.runtime.containerd_removal import take_out
 from gpunode.runtime.engine import Active, DesiredConfig, Plan, UnwantedConfig, decode, edits_to, verb_for
 from gpunode.runtime.rendered import DistributionEngine, with_history
 

@@ -14,8 +14,9 @@ from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd import ContainerdEngine, laid_over, must_have, must_keep
-from gpunode.runtime.containerd_files import refuse_wrong_types, runtime_table
-from gpunode.runtime.containerd_plan import take_out
+from gpunode.runtime.containerd_files import refuse_wrong_types
+from gpunode.runtime.containerd_plan import runtime_table
+from gpunode.runtime.containerd_removal import take_out
 from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig, edits_to
 
 DROP_IN_NAME = "99-nvidia.toml"

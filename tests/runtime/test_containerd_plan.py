@@ -12,7 +12,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.output.typed import toml
 from gpunode.runtime.containerd import ContainerdEngine
-from gpunode.runtime.containerd_files import runtime_table
+from gpunode.runtime.containerd_plan import runtime_table
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
 from tests.files import write
 

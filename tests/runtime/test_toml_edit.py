@@ -18,7 +18,8 @@ from gpunode.host import Host
 from gpunode.output.typed import toml
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import ContainerdState
-from gpunode.runtime.containerd_plan import configured, removed
+from gpunode.runtime.containerd_plan import configured
+from gpunode.runtime.containerd_removal import removed
 from gpunode.runtime.engine import DesiredConfig, Handler, UnwantedConfig
 
 P2 = CRI_PLUGINS[2]
