@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError, PreconditionError, ValidationError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, load_config
@@ -32,7 +33,6 @@ from gpunode.runtime.engine import (
     Active,
     DesiredConfig,
     Engine,
-    Handler,
     Plan,
     PlannedFiles,
     UnwantedConfig,
@@ -331,14 +331,27 @@ def check_config(
         return
     before = before or reader.active(config)
     if before is not None and not config.disabled:  # else there was no CRI, and all of its table is new
-        must_keep(before, merged, expected or _removed_config(before, merged), config.path)
+        allowed = _allowed_for_removal(before, merged) if expected is None else allowed_for(expected)
+        must_keep(before, merged, allowed, config.path)
 
 
-def _removed_config(before: Tree, merged: Tree) -> DesiredConfig:
-    """What a removal removed, in the terms of the desired configuration."""
+class Allowed(NamedTuple):
+    """What may differ in containerd's view after a change: these runtimes, the default, the switch of CDI."""
+
+    names: tuple[str, ...]
+    default: bool
+    cdi: bool
+
+
+def allowed_for(desired: DesiredConfig) -> Allowed:
+    """What differs once `desired` is configured."""
+    return Allowed(desired.names, bool(desired.default), desired.cdi)
+
+
+def _allowed_for_removal(before: Tree, merged: Tree) -> Allowed:
+    """The runtimes that are gone, and the default if it was one of them."""
     lost = tuple(set(runtimes_in(before)) - set(runtimes_in(merged)))
-    default = _containerd_table(before).get("default_runtime_name") in lost
-    return DesiredConfig(tuple(Handler(name, "") for name in lost), set_as_default=default, cdi=True)
+    return Allowed(lost, _containerd_table(before).get("default_runtime_name") in lost, cdi=True)
 
 
 def laid_over(host: Host, files: Iterable[str], edits: Iterable[FileEdit]) -> dict[str, str | None]:
@@ -430,14 +443,14 @@ def cdi_is_on(merged: Tree) -> bool:
     )
 
 
-def must_keep(before: Tree, merged: Tree, desired: DesiredConfig, path: str) -> None:
-    """`ValidationError` unless everything but `desired` means the same to containerd as before."""
-    old, new = (_without_ours(tree, desired) for tree in (before, merged))
+def must_keep(before: Tree, merged: Tree, allowed: Allowed, path: str) -> None:
+    """`ValidationError` unless everything else means the same to containerd as before."""
+    old, new = (_without(tree, allowed) for tree in (before, merged))
     if "runc" not in runtimes_in(before):  # a table of runtimes without runc had hidden containerd 1's own
         (dig(_containerd_table(new), "runtimes") or {}).pop("runc", None)
     if not same(old, new):
         raise ValidationError(
-            f"with the new {path} containerd would read more than {', '.join(desired.names) or 'CDI'}"
+            f"with the new {path} containerd would read more than {', '.join(allowed.names) or 'CDI'}"
             f" differently: {_first(old, new)}",
             hint=f"nothing was written; compare: containerd --config {path} config dump",
         )
@@ -457,7 +470,7 @@ def _containerd_table(tree: Tree) -> Tree:
     return {}
 
 
-def _without_ours(tree: Tree, desired: DesiredConfig) -> Tree:
+def _without(tree: Tree, allowed: Allowed) -> Tree:
     result = copy.deepcopy(tree)
     for key in ("imports", "version"):
         result.pop(key, None)
@@ -469,14 +482,14 @@ def _without_ours(tree: Tree, desired: DesiredConfig) -> Tree:
         containerd = dig(cri, "containerd")
         if isinstance(containerd, dict):
             runtimes = containerd.get("runtimes", {})
-            for name in desired.names:
+            for name in allowed.names:
                 runtimes.pop(name, None)
             for entry in runtimes.values():
                 options = entry.get("options") or {}  # an unset option and an empty one are the same to runc
                 entry["options"] = {key: value for key, value in options.items() if value}
-            if desired.default:
+            if allowed.default:
                 containerd.pop("default_runtime_name", None)
-            if desired.cdi:
+            if allowed.cdi:
                 cri.pop("enable_cdi", None)
     return result
 

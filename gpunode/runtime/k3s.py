@@ -258,8 +258,7 @@ class K3sEngine(DistributionEngine):
             if text is None:
                 return (f"{self._template_path} wasn't validated: only {self.daemon.manager} renders it",)
             edits += (FileEdit(config.path, config.main_text.encode(), text.encode()),)
-        programs = tuple(Handler(name, program) for name, program in self._programs.items())
-        return self._let_read(config, edits, expected, programs)
+        return self._let_read(config, edits, expected, self._programs)
 
     def _registers(self, handler: Handler) -> bool:
         """Whether the next start registers exactly this handler by itself."""

@@ -13,11 +13,11 @@ from gpunode.facts.toml import Tree, dig, parse_toml
 from gpunode.facts.writers import nvidia_handlers, nvidia_writer
 from gpunode.host.journal import FileEdit
 from gpunode.runtime import toml_edit
-from gpunode.runtime.containerd import ContainerdEngine, laid_over, must_have, must_keep
+from gpunode.runtime.containerd import ContainerdEngine, allowed_for, laid_over, must_have, must_keep
 from gpunode.runtime.containerd_files import refuse_wrong_types
 from gpunode.runtime.containerd_plan import runtime_table
 from gpunode.runtime.containerd_removal import take_out
-from gpunode.runtime.engine import DesiredConfig, Handler, Plan, UnwantedConfig, edits_to
+from gpunode.runtime.engine import DesiredConfig, Plan, UnwantedConfig, edits_to
 
 DROP_IN_NAME = "99-nvidia.toml"
 
@@ -80,7 +80,7 @@ class DistributionEngine(ContainerdEngine):
         config: ContainerdConfig,
         rendered: tuple[FileEdit, ...],
         expected: DesiredConfig | None,
-        programs: tuple[Handler, ...] = (),
+        programs: Iterable[str] = (),
     ) -> tuple[str, ...]:
         """Let containerd read `rendered`, the distribution's result of a plan; returns notes.
 
@@ -95,8 +95,8 @@ class DistributionEngine(ContainerdEngine):
         if expected is not None:
             must_have(merged, expected, config.path)
             if before is not None and not expected.replace:  # what a copy hid becomes active
-                desired = replace(expected, handlers=(*expected.handlers, *programs))
-                must_keep(before, merged, desired, config.path)
+                allowed = allowed_for(expected)
+                must_keep(before, merged, allowed._replace(names=(*allowed.names, *programs)), config.path)
         return ()
 
 
