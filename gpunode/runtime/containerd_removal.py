@@ -38,12 +38,9 @@ def removed(
     texts: dict[str, str | None] = {}
     bare = replace(unwanted, previous_default="")
     for path in state.config.files:
-        tree = state.config.trees[path]
-        refuse_wrong_types(tree, path, state.texts[path])
-        after = toml_edit.edit(state.texts[path], lambda tree: take_out(tree, bare, deep=state.deep), path)
-        left = parse_toml(after, path)
-        emptied = path != state.config.path and left.keys() <= {"version"} and left != tree
-        texts[path] = None if emptied else after
+        refuse_wrong_types(state.config.trees[path], path, state.texts[path])
+        edit = toml_edit.edit if path == state.config.path else toml_edit.edit_or_remove
+        texts[path] = edit(state.texts[path], lambda tree: take_out(tree, bare, deep=state.deep), path)
     _restore_default(state, unwanted, texts)
     notes = [
         *_drop_copies(state, unwanted.names, same_meaning, texts),

@@ -280,9 +280,8 @@ def removed(state: CrioState, unwanted: UnwantedConfig) -> PlannedFiles:
             continue
         own = file.path == state.drop_in or is_leftover(file.path, state.drop_in)
         back = "" if own else previous
-        after = toml_edit.edit(file.text, partial(_take_out, unwanted.names, back), file.path)
-        emptied = own and not parse_toml(after, file.path)
-        texts[file.path] = None if emptied else after
+        take_out = toml_edit.edit_or_remove if own else toml_edit.edit
+        texts[file.path] = take_out(file.text, partial(_take_out, unwanted.names, back), file.path)
     return PlannedFiles(texts)
 
 

@@ -81,9 +81,8 @@ def removed(config: PodmanConfig, unwanted: UnwantedConfig) -> PlannedFiles:
         is_default = dig(file.tree, "engine", "runtime") in unwanted.names
         if not file.path.startswith("/etc/") or not (is_default or set(unwanted.names) & set(file.runtimes)):
             continue
-        after = toml_edit.edit(file.text, mutate, file.path)
-        emptied = file.path == DROP_IN and not parse_toml(after, file.path)
-        texts[file.path] = None if emptied else after
+        take_out = toml_edit.edit_or_remove if file.path == DROP_IN else toml_edit.edit
+        texts[file.path] = take_out(file.text, mutate, file.path)
     return PlannedFiles(texts)
 
 

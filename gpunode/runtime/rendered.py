@@ -63,10 +63,9 @@ class DistributionEngine(ContainerdEngine):
         plain = replace(unwanted, previous_default="")
         for path in paths:
             text = self._text(path)
-            after = toml_edit.edit(text, lambda tree: take_out(tree, plain), path)
-            emptied = after != text and parse_toml(after, path).keys() <= {"version"}
+            after = toml_edit.edit_or_remove(text, lambda tree: take_out(tree, plain), path)
             if after != text:
-                texts[path] = None if emptied else after
+                texts[path] = after
         return edits_to(self.host, texts)
 
     def _plan(self, edits: tuple[FileEdit, ...], config: ContainerdConfig, verb: tuple[str, str]) -> Plan:

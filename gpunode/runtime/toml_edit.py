@@ -194,6 +194,12 @@ def edit(text: str, mutate: Mutation, path: str, hint: str = "", *, beside_comme
     )
 
 
+def edit_or_remove(text: str, mutate: Mutation, path: str) -> str | None:
+    """As `edit`; None if the mutation leaves nothing but a version, so that the file can be removed."""
+    after = edit(text, mutate, path)
+    return None if after != text and parse_toml(after, path).keys() <= {"version"} else after
+
+
 @dataclass(frozen=True)
 class Changes:
     """Mutations collected per file, then carried out at once."""
