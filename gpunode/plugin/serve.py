@@ -15,8 +15,9 @@ from gpunode.errors import GpunodeError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.health import HealthChecker
+from gpunode.plugin.kubelet.link import Link, check_directory
 from gpunode.plugin.kubelet.registration import KubeletLink
-from gpunode.plugin.kubelet.server import Link, LinkContext, Observer, check_directory
+from gpunode.plugin.kubelet.server import LinkContext, Observer
 from gpunode.plugin.kubelet.watcher import WatcherLink
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.logfmt import Log

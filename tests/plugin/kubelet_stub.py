@@ -40,7 +40,7 @@ from gpunode.facts.kubelet import NAME
 from gpunode.host import Host
 from gpunode.plugin.config.settings import resource_name_problem
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet.server import identity, listen_privately
+from gpunode.plugin.kubelet.link import identity, listen_privately
 from gpunode.plugin.kubelet.watcher import DEVICE_PLUGIN_TYPE, PLUGIN_REGISTRATION
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.proto import pluginregistration_pb2

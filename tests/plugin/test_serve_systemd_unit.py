@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.kubelet.server import registry
+from gpunode.plugin.kubelet.link import registry
 
 UNIT = Path(__file__).parents[2] / "packaging/gpunode-device-plugin.service"
 REPEATABLE = {"ExecStartPre"}

@@ -29,16 +29,8 @@ from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings, pod_resources_socket
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet.server import (
-    READ_ONLY,
-    Link,
-    LinkContext,
-    Serving,
-    identity,
-    is_socket,
-    plugin_options,
-    registry_sockets,
-)
+from gpunode.plugin.kubelet.link import READ_ONLY, Link, Serving, identity, is_socket, registry_sockets
+from gpunode.plugin.kubelet.server import LinkContext, plugin_options
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 

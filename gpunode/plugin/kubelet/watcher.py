@@ -16,15 +16,15 @@ from typing import Any
 
 from gpunode.errors import GpunodeError
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet.server import (
+from gpunode.plugin.kubelet.link import (
     READ_ONLY,
     Link,
-    LinkContext,
     Serving,
     identity,
     registry_socket,
     registry_sockets,
 )
+from gpunode.plugin.kubelet.server import LinkContext
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.proto import pluginregistration_pb2 as pb
 

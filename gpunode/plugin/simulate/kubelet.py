@@ -11,6 +11,7 @@ import grpc
 from gpunode.daemons.grpc_client import channel_to
 from gpunode.host import Host
 from gpunode.plugin.kubelet import server
+from gpunode.plugin.kubelet.link import listen_privately
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 
 _DIAL_SECONDS = 10.0  # the kubelet's own limit
@@ -32,7 +33,7 @@ class DemoKubelet:
         self._host.make_dirs(self._directory, 0o750)
         socket = f"{self._directory}/kubelet.sock"
         address = server.target(self._host.path(socket))
-        server.listen_privately(self._host, socket, lambda: self._server.add_insecure_port(address))
+        listen_privately(self._host, socket, lambda: self._server.add_insecure_port(address))
         self._server.start()
 
     def stop(self) -> None:

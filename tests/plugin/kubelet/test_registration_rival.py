@@ -88,7 +88,7 @@ def test_killed_plugin_that_replaced_our_socket_is_replaced_again(
         return is_dead_socket(node, path)
 
     monkeypatch.setattr(Host, "is_dead_socket", probed)
-    monkeypatch.setattr("gpunode.plugin.kubelet.server._PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("gpunode.plugin.kubelet.link._PROBE_SECONDS", 0.1)
     with other_plugin(host.path(DIRECTORY), "nvidia-gpu.sock", RESOURCE, "X-0", "X-1", "X-2"):
         assert stub.wait_allocatable(RESOURCE, 3, 30)
         assert eventually(lambda: "another device plugin has put its socket" in made.service.status)

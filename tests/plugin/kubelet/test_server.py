@@ -22,14 +22,8 @@ from gpunode.errors import PreconditionError
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet.server import (
-    MAX_STREAMS,
-    Call,
-    LinkContext,
-    Serving,
-    Streams,
-    listen_privately,
-)
+from gpunode.plugin.kubelet.link import Serving, listen_privately
+from gpunode.plugin.kubelet.server import MAX_STREAMS, Call, LinkContext, Streams
 from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.model import AllocationError, Answer, ContainerDevice, ContainerMount, Snapshot
 from gpunode.plugin.proto import deviceplugin_pb2 as pb

@@ -14,7 +14,7 @@ from gpunode.facts.processes import start_ticks
 from gpunode.host import Host
 from gpunode.plugin.compose import make_service
 from gpunode.plugin.config.settings import Settings
-from gpunode.plugin.kubelet.server import Link
+from gpunode.plugin.kubelet.link import Link
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.observe.status_file import StatusFile, read_own_status
 from gpunode.plugin.serve import PluginService
