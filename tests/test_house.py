@@ -76,10 +76,9 @@ LAZY = {
     # what the service imports stays in its memory for as long as it runs
     "plugin.compose": {"plugin.amd", "plugin.labels.watch", "plugin.simulate.backend"},
     "plugin.nvidia.backend": {"plugin.nvidia.cdi"},
-    # `labels` runs often, as a timer, and most nodes have no config file, no AMD GPU and no label of our own
+    # `labels` runs often, as a timer, and most nodes have no config file and no AMD GPU
     "plugin.config.resolve": {"plugin.config.file"},
     "plugin.labels.make": {"plugin.labels.amd"},
-    "plugin.labels.sinks": {"kubernetes.access", "kubernetes.changes"},
     "plugin.nvidia.platform": {"cdi.build", "facts.libraries"},
 }
 """Other modules that functions may import, by importer: most runs of a command would load them in vain."""

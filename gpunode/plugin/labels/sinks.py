@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from difflib import unified_diff
+from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host import Host
+from gpunode.kubernetes.access import Access, connect, node_name
 from gpunode.kubernetes.api import ClusterError, NotFound
+from gpunode.kubernetes.changes import change as carry_out
+from gpunode.kubernetes.changes import map_patch, own_entries, patiently, strings
 from gpunode.output.result import Change, Progress
 from gpunode.plugin.config.options import OUTPUT_FILE
 from gpunode.plugin.config.settings import LabelSettings, Settings
@@ -40,24 +44,14 @@ def make_sinks(host: Host, settings: Settings, progress: Progress) -> tuple[Sink
     sinks: list[Sink] = []
     if "file" in names:
         sinks.append(FeatureFile(host, desired.output_file or OUTPUT_FILE))
-    connect = _connector(host, desired)
+    # once, at its first use; a token file is read again for each request, because tokens expire
+    access = Access(desired.kubeconfig, desired.kube_context, desired.server)
+    connected = cache(partial(connect, host, access))
     if "node-feature" in names:
-        sinks.append(NodeFeature(host, connect, progress, desired, settings.vendor))
+        sinks.append(NodeFeature(host, connected, progress, desired, settings.vendor))
     if "node" in names:
-        sinks.append(NodeLabelSink(host, connect, progress, desired, settings.vendor))
+        sinks.append(NodeLabelSink(host, connected, progress, desired, settings.vendor))
     return tuple(sinks)
-
-
-def _connector(host: Host, settings: LabelSettings) -> Callable[[], Cluster]:
-    """Connects once, at its first use; a token file is read again for each request, because tokens expire."""
-
-    @cache
-    def cluster() -> Cluster:
-        from gpunode.kubernetes.access import Access, connect
-
-        return connect(host, Access(settings.kubeconfig, settings.kube_context, settings.server))
-
-    return cluster
 
 
 def lines(labels: Mapping[str, str]) -> str:
@@ -69,8 +63,6 @@ def change(where: str, before: Mapping[str, str] | None, after: Mapping[str, str
     """The change of the labels there; None: nothing exists yet, and without labels nothing is created."""
     if dict(before or {}) == dict(after):
         return Change(where, "unchanged")
-    from difflib import unified_diff
-
     old = lines(before or {}).splitlines(keepends=True)
     diff = "".join(unified_diff(old, lines(after).splitlines(keepends=True), where, where))
     return Change(where, "created" if before is None else "updated", diff)
@@ -162,8 +154,6 @@ class _InCluster:
 
     def _reach(self) -> tuple[Cluster, str]:
         """The API server and the node's name."""
-        from gpunode.kubernetes.access import node_name
-
         node_name(self._host, self._settings.node_name)  # an invalid name is refused before connecting
         cluster = self._connect()
         return cluster, node_name(self._host, self._settings.node_name, cluster.node)[0]
@@ -175,9 +165,6 @@ class NodeLabelSink(_InCluster):
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
         """One patch: all labels or none. `PreconditionError` if NFD manages the same labels;
         `ClusterError`."""
-        from gpunode.kubernetes.changes import change as carry_out
-        from gpunode.kubernetes.changes import patiently
-
         cluster, name = self._reach()
         where, annotation = f"node {name}", _LISTS[self._vendor]
         if dry_run:
@@ -204,8 +191,6 @@ class _Plan:
     """The change of one Node. `PreconditionError` if NFD manages the same labels there."""
 
     def __init__(self, node: dict[str, Any], labels: Mapping[str, str], annotation: str) -> None:
-        from gpunode.kubernetes.changes import strings
-
         there, notes = strings(node, _LABELS), strings(node, _ANNOTATIONS)
         self._node = node
         self._annotation = annotation
@@ -233,8 +218,6 @@ class _Plan:
         return change(where, {self._annotation: self._noted}, {self._annotation: self._note()})
 
     def patch(self) -> list[dict[str, Any]]:
-        from gpunode.kubernetes.changes import map_patch
-
         dropped: dict[str, str | None] = dict.fromkeys(self._keys - self._desired.keys())
         return [
             *map_patch(self._node, _LABELS, {**self._desired, **dropped}),
@@ -253,8 +236,6 @@ def _listed(text: str) -> set[str]:
 
 def own_labels(node: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """The labels that gpunode set on this Node, and the annotations that list those of `NodeLabelSink`."""
-    from gpunode.kubernetes.changes import own_entries, strings
-
     there, notes = strings(node, _LABELS), strings(node, _ANNOTATIONS)
     lists = {name: notes[name] for name in _LISTS.values() if name in notes}
     keys = {key for text in lists.values() for key in _listed(text)} | own_entries(node, _LABELS).keys()
@@ -263,8 +244,6 @@ def own_labels(node: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
 
 def removal_patch(node: dict[str, Any]) -> list[dict[str, Any]]:
     """The operations that remove `own_labels` and their lists."""
-    from gpunode.kubernetes.changes import map_patch
-
     labels, lists = own_labels(node)
     removed: dict[str, str | None] = dict.fromkeys(labels)
     unlisted: dict[str, str | None] = dict.fromkeys(lists)
@@ -285,8 +264,6 @@ class NodeFeature(_InCluster):
 
     def put(self, labels: Mapping[str, str], dry_run: bool) -> Change:
         """`ClusterError`, also where the cluster lacks this kind because NFD isn't installed."""
-        from gpunode.kubernetes.changes import patiently
-
         cluster, node = self._reach()
         space = self._settings.namespace or cluster.namespace
         if not space:
@@ -308,8 +285,6 @@ class NodeFeature(_InCluster):
         labels: Mapping[str, str],
         dry_run: bool,
     ) -> Change:
-        from gpunode.kubernetes.changes import strings
-
         where = f"nodefeature {space}/{name}"
         there = self._read(cluster, space, name)
         before = None if there is None else strings(there, ("spec", "labels"))
