@@ -211,26 +211,7 @@ def cdi_generate(
     """
     host = session.host
     _refuse_mode(mode)
-    disabled, enabled = options.disable_hook or [], options.enable_hook or []
-    hooks, flags = source.hooks, options.feature_flag or []
-    _check_nvidia_ctk(disabled, enabled, flags)
-    if "all" in disabled:
-        hooks = hooks if enabled or hooks not in HOOKS else "none"
-        disabled = list(HOOK_NAMES)
-    sources = replace(
-        source.sources,
-        hooks=hooks,
-        hook_path=options.nvidia_cdi_hook_path,
-        ldconfig=options.ldconfig_path,
-        disabled_hooks=frozenset(disabled) - frozenset(enabled),
-        sockets=_NO_SOCKETS not in flags,
-        device_ids=tuple(options.device_id or ()),
-    )
-    form = Form(
-        *(options.vendor, options.device_class, _names(options.device_name)),
-        every=not options.no_all_device,
-        groups=_NO_GIDS not in flags,
-    )
+    sources, form = _requested(source, options)
     path, file_format = destination(output_file, format_name)
     check(sources, form)
     built = make(host, sources, form, session.progress)
@@ -395,6 +376,30 @@ def check(sources: Sources, form: Form) -> None:
     ):
         if not path.startswith("/"):
             raise UsageError(f"{option} {path!r} is not an absolute path", hint=f"{option} /PATH")
+
+
+def _requested(source: SourceOptions, options: SpecificationOptions) -> tuple[Sources, Form]:
+    disabled, enabled = options.disable_hook or [], options.enable_hook or []
+    hooks, flags = source.hooks, options.feature_flag or []
+    _check_nvidia_ctk(disabled, enabled, flags)
+    if "all" in disabled:
+        hooks = hooks if enabled or hooks not in HOOKS else "none"
+        disabled = list(HOOK_NAMES)
+    sources = replace(
+        source.sources,
+        hooks=hooks,
+        hook_path=options.nvidia_cdi_hook_path,
+        ldconfig=options.ldconfig_path,
+        disabled_hooks=frozenset(disabled) - frozenset(enabled),
+        sockets=_NO_SOCKETS not in flags,
+        device_ids=tuple(options.device_id or ()),
+    )
+    form = Form(
+        *(options.vendor, options.device_class, _names(options.device_name)),
+        every=not options.no_all_device,
+        groups=_NO_GIDS not in flags,
+    )
+    return sources, form
 
 
 def _check_nvidia_ctk(disabled: Sequence[str], enabled: Sequence[str], flags: Sequence[str]) -> None:

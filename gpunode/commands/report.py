@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -87,19 +88,10 @@ def report(
     gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """
     host, progress, words = session.host, session.progress, redact or ()
-    doctor.check_recording(host)
     refuse_unknown("--redact", words, (*KINDS, "all"))
     _refuse_unwritable(host, output_file)
     hidden = KINDS if "all" in words else tuple(kind for kind in KINDS if kind in words)
-    recorder = RecordingHost(host.root, host.environ, host.trace)
-    with progress.step("running the doctor"):
-        diagnosis = doctor.run(recorder, progress)
-    if host.live:
-        _keep_layouts(recorder, progress)
-    with progress.step("reading the daemons' logs"):
-        logs, silent = daemon_logs(host)
-    if not host.live:
-        recorder.kept.recording.update(host.recording)
+    recorder, diagnosis, logs, silent = _record(host, progress)
     redaction = _redaction(recorder, hidden)
     envelope = redaction.value(diagnosis.envelope())
     name, now = _name(envelope, host), host.now()
@@ -127,6 +119,22 @@ def report(
         DoctorSummary(diagnosis.status, diagnosis.data.first, diagnosis.data.counts),
     )
     return Result("SupportBundle", bundle, blocks=tuple(_blocks(bundle)))
+
+
+def _record(
+    host: Host, progress: Progress
+) -> tuple[RecordingHost, Result, Mapping[str, str], Mapping[str, str]]:
+    """What the doctor reads, its report, the logs by unit, and the reasons for units without one."""
+    doctor.check_recording(host)
+    recorder = RecordingHost(host.root, host.environ, host.trace)
+    with progress.step("running the doctor"):
+        diagnosis = doctor.run(recorder, progress)
+    if host.live:
+        _keep_layouts(recorder, progress)
+    else:
+        recorder.kept.recording.update(host.recording)
+    with progress.step("reading the daemons' logs"):
+        return recorder, diagnosis, *daemon_logs(host)
 
 
 def _keep_layouts(recorder: RecordingHost, progress: Progress) -> None:

@@ -53,7 +53,7 @@ KINDS = {
     "MigExport": ("mig export", "commands.mig:Exported"),
     "MigPlan": ("mig plan", "commands.mig_plan:MigPlan"),
     "MigApplication": ("mig apply", "commands.mig_apply:MigApplication commands.mig_follow:MigWatch"),
-    "MigAssertion": ("mig assert", "commands.mig_plan:MigAssertion"),
+    "MigAssertion": ("mig assert", "commands.mig:MigAssertion"),
     "Journal": ("journal list", "commands.journal:JournalList"),
     "JournalEntry": ("journal show", "commands.journal:JournalEntry"),
     "Rollback": ("rollback", "runtime.workflow:RuntimeConfiguration"),
