@@ -67,28 +67,6 @@ class Manifests:
     objects: Objects
 
 
-def rbac(namespace: str, uses: tuple[str, ...], name: str) -> Result:
-    """A service account with exactly the rights of these uses of the API server.
-
-    An empty `name` is the plugin's, if all uses are its own. An empty `namespace` is kube-system; but an
-    account that may create pods gets a namespace of its own, because its pods could use any other account
-    there.
-    """
-    by_use = "-".join((MANAGER, *sorted(set(uses))))
-    name = name or (PLUGIN if OF_PLUGIN.issuperset(uses) else by_use)
-    own = not namespace and "verify" in uses
-    namespace = VERIFY_NAMESPACE if own else checked_name(namespace or "kube-system", "a namespace")
-    objects = manifests.rbac(namespace, uses, checked_subdomain(name, "a service account"))
-    if own:
-        objects = (manifests.namespace(namespace, "restricted"), *objects)
-    messages = (
-        ["no component here uses the API server, so the account has no role"] if len(objects) == 1 else []
-    )
-    if "verify" in uses:
-        messages.append(f"verify with it: gpunode verify --on kubernetes --namespace {namespace}")
-    return printed(objects, tuple(messages))
-
-
 def checked_words(flag: str, words: Sequence[str], allowed: Collection[str], command: str) -> tuple[str, ...]:
     """The words of an option. `UsageError` for one that is not allowed."""
     unknown = [word for word in words if word not in allowed]
@@ -177,48 +155,14 @@ IMAGE_HINT = (
 OWN_NAMESPACE = "kube-system"  # exists in every cluster, and lets pods mount the node's directories
 
 
-def run_plugin(desired: PluginSet) -> Result:
-    """The DaemonSet, preceded by the ConfigMap that it reads."""
-    messages = missing_image(desired.image)
-    if rights := uses(desired)[1:]:
-        command = " ".join(("gpunode manifests rbac", *(f"--for {right}" for right in rights)))
-        messages += (f"keeping labels takes rights of its account: {command}",)
-    return printed(_plugin_objects(desired), messages, missing_image(desired.image))
-
-
-def everything(desired: PluginSet, node: str, taint: bool, image: str, resource: str) -> Result:
-    """All objects in an order that a cluster accepts: a Node only where it is named."""
-    objects: Objects = ()
-    if taint and not node:
-        raise UsageError("--taint needs a node", hint="--node NAME")
-    if desired.namespace != OWN_NAMESPACE:
-        objects += (manifests.namespace(desired.namespace),)
-    if desired.runtime_class:
-        objects += (manifests.runtime_class(desired.runtime_class),)
-    objects += manifests.rbac(desired.namespace, uses(desired))
-    if node:
-        name = checked_subdomain(node, "a node's name")
-        objects += (manifests.gpu_node(name, desired.vendor, taint=taint),)
-    objects += _plugin_objects(desired)
-    comments = missing_image(desired.image)
-    if node:
-        comments += (f"kubectl delete of this output deletes Node {node} too: leave out --node for that",)
-    messages = comments
-    if desired.vendor == "nvidia" or image:
-        resource = resource or manifests.resource(desired.vendor)
-        objects += (manifests.vector_add(vector_add_pod(image, resource, "", node, desired.runtime_class)),)
-    else:
-        messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
-    return printed(objects, messages, comments)
-
-
 def uses(desired: PluginSet) -> tuple[str, ...]:
     """What it requests from the API server, as `manifests rbac --for` names it."""
     by_sink = {"node": "labels", "node-feature": "node-feature"}
     return ("plugin", *(by_sink[sink] for sink in desired.labels if sink in by_sink))
 
 
-def _plugin_objects(desired: PluginSet) -> Objects:
+def plugin_objects(desired: PluginSet) -> Objects:
+    """The DaemonSet, preceded by the ConfigMap that it reads."""
     return (*((config_map(desired),) if desired.config else ()), daemon_set(desired))
 
 
@@ -467,7 +411,30 @@ def manifests_all(
     gpunode manifests all --image example.com/gpunode:0.1.0 | kubectl apply -f -
     """
     desired = plugin_set(session.host, plugin, "gpunode manifests all")
-    return everything(desired, node, taint, test_image, resource)
+    if taint and not node:
+        raise UsageError("--taint needs a node", hint="--node NAME")
+    # in an order that a cluster accepts
+    objects: Objects = ()
+    if desired.namespace != OWN_NAMESPACE:
+        objects += (manifests.namespace(desired.namespace),)
+    if desired.runtime_class:
+        objects += (manifests.runtime_class(desired.runtime_class),)
+    objects += manifests.rbac(desired.namespace, uses(desired))
+    if node:
+        name = checked_subdomain(node, "a node's name")
+        objects += (manifests.gpu_node(name, desired.vendor, taint=taint),)
+    objects += plugin_objects(desired)
+    comments = missing_image(desired.image)
+    if node:
+        comments += (f"kubectl delete of this output deletes Node {node} too: leave out --node for that",)
+    messages = comments
+    if desired.vendor == "nvidia" or test_image:
+        resource = resource or manifests.resource(desired.vendor)
+        pod = vector_add_pod(test_image, resource, "", node, desired.runtime_class)
+        objects += (manifests.vector_add(pod),)
+    else:
+        messages += ("without a pod: there is no vector-add sample of AMD's; name one with --test-image",)
+    return printed(objects, messages, comments)
 
 
 @verb(manifests_app, "runtime-class", "Manifests")
@@ -511,7 +478,11 @@ def manifests_daemon_set(
     gpunode manifests daemon-set --image example.com/gpunode:0.1.0
     """
     desired = plugin_set(session.host, plugin, "gpunode manifests daemon-set")
-    return run_plugin(desired)
+    messages = missing_image(desired.image)
+    if rights := uses(desired)[1:]:
+        command = " ".join(("gpunode manifests rbac", *(f"--for {right}" for right in rights)))
+        messages += (f"keeping labels takes rights of its account: {command}",)
+    return printed(plugin_objects(desired), messages, missing_image(desired.image))
 
 
 @verb(manifests_app, "rbac", "Manifests")
@@ -554,7 +525,21 @@ def manifests_rbac(
     gpunode manifests rbac --for verify,advertise
     """
     checked = checked_words("--for", uses or ("plugin",), USES, "gpunode manifests rbac")
-    return rbac(namespace, checked, name)
+    by_use = "-".join((MANAGER, *sorted(set(checked))))
+    name = name or (PLUGIN if OF_PLUGIN.issuperset(checked) else by_use)
+    # an account that may create pods gets a namespace of its own, because its pods could use any other
+    # account of kube-system
+    own = not namespace and "verify" in checked
+    namespace = VERIFY_NAMESPACE if own else checked_name(namespace or OWN_NAMESPACE, "a namespace")
+    objects = manifests.rbac(namespace, checked, checked_subdomain(name, "a service account"))
+    if own:
+        objects = (manifests.namespace(namespace, "restricted"), *objects)
+    messages = (
+        ["no component here uses the API server, so the account has no role"] if len(objects) == 1 else []
+    )
+    if "verify" in checked:
+        messages.append(f"verify with it: gpunode verify --on kubernetes --namespace {namespace}")
+    return printed(objects, tuple(messages))
 
 
 @verb(manifests_app, "vector-add", "Manifests")

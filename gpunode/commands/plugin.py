@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,7 +29,7 @@ from gpunode.gpu.model import Inventory
 from gpunode.gpu.probe import probe
 from gpunode.host import PLUGIN_STATE, Host
 from gpunode.host.documents import MAX_STREAM_BYTES
-from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
+from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Result, Style, Table, Text
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import DEFAULT, ResolvedSettings, option_value
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
@@ -39,7 +39,6 @@ from gpunode.plugin.model import KubeletDevice, LeftOut, ResourcePlan
 if TYPE_CHECKING:
     from gpunode.plugin.config.gke import Left
     from gpunode.plugin.serve import PluginService
-    from gpunode.plugin.simulate.faults import Fault
 
 # what only one subcommand needs is imported when that runs: `plugin status` loads this module, too
 
@@ -77,7 +76,39 @@ def plugin_check_config(
 
     gpunode plugin check-config --from gke gpu_config.json > plugin.yaml
     """
-    return check_config(session.host, options, file, source or "")
+    host = session.host
+    if source:
+        if any(value not in (None, (), []) for value in options.values()):
+            raise UsageError(
+                "--from only translates a file: options of the plugin have no place beside it",
+                hint="translate it, then check the outcome: gpunode plugin check-config FILE",
+            )
+        return translate(host, source, file)
+    if file:
+        if options.get("config_file") is not None:
+            raise UsageError("both FILE and --config-file are given", hint="name the file once")
+        options = {**options, "config_file": file}
+    origins = sources(host, options, command="plugin check-config")
+    resolved = origins.resolve()
+    data = _data(origins.file, resolved)
+    if resolved.problems:
+        messages = _messages(resolved.warnings)
+        return replace(refused(_KIND, resolved.problems), data=data, messages=messages)
+    refuse_empty(origins, resolved)
+    advertised = _advertised(host, resolved.settings)
+    if advertised.problem is not None:
+        return Result(
+            *(_KIND, data, "error", advertised.problem.exit_code, _messages(resolved.warnings)),
+            errors=(resolved.refused(advertised.problem).info(),),
+        )
+    warnings = (*_messages(resolved.warnings), *(advertised.plan.warnings if advertised.plan else ()))
+    return Result(
+        _KIND,
+        _planned(data, advertised),
+        status="warn" if warnings else "ok",
+        messages=tuple(f"warning: {warning}" for warning in warnings),
+        blocks=tuple(_blocks(origins.file, resolved, advertised)),
+    )
 
 
 # `gpunode plugin inject`.
@@ -124,12 +155,24 @@ def plugin_inject(
 
     sudo gpunode plugin inject --script faults.jsonl
     """
-    from gpunode.plugin.simulate.faults import make_fault, read_script
+    from gpunode.plugin.simulate.faults import Client, InjectedFault, make_fault, read_script
 
     if bool(script) == bool(fault):
         raise UsageError("give a fault or a --script", hint="gpunode plugin inject xid 79 --gpu 3")
-    faults = read_script(session.host, script) if script else (make_fault(fault, value, gpu, gi, ci),)
-    return inject(session.host, faults, state_dir, session.progress, timed=bool(script))
+    host = session.host
+    faults = read_script(host, script) if script else (make_fault(fault, value, gpu, gi, ci),)
+    client = Client(host, state_dir)
+    started = host.monotonic()
+    try:
+        for event in faults:
+            host.sleep(max(0.0, started + event.at - host.monotonic()))
+            client.send(event)
+            if script:
+                session.progress.info(f"{host.monotonic() - started:.1f} s: {event}")
+    finally:
+        client.close()
+    blocks = tuple(Text(f"injected {event}") for event in faults)
+    return Result("InjectedFault", InjectedFault(tuple(faults)), blocks=blocks)
 
 
 # `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM or Ctrl-C.
@@ -257,28 +300,6 @@ def _served_device(device: KubeletDevice) -> ServedDevice:
     return ServedDevice(device.id, device.unit.index, device.healthy, problem)
 
 
-# `gpunode plugin inject`: injects an event on a GPU of a simulated node; real nodes don't accept it.
-
-
-def inject(host: Host, faults: Sequence[Fault], state_dir: str, progress: Progress, *, timed: bool) -> Result:
-    """Inject the events, and return when all have happened. `PreconditionError` where no simulated plugin
-    listens."""
-    from gpunode.plugin.simulate.faults import Client, InjectedFault
-
-    client = Client(host, state_dir)
-    started = host.monotonic()
-    try:
-        for fault in faults:
-            host.sleep(max(0.0, started + fault.at - host.monotonic()))
-            client.send(fault)
-            if timed:
-                progress.info(f"{host.monotonic() - started:.1f} s: {fault}")
-    finally:
-        client.close()
-    blocks = tuple(Text(f"injected {fault}") for fault in faults)
-    return Result("InjectedFault", InjectedFault(tuple(faults)), blocks=blocks)
-
-
 # `gpunode plugin check-config`: the effective configuration and what it would advertise, without serving.
 
 _KIND = "PluginConfig"
@@ -291,49 +312,6 @@ class _Advertisement:
     plan: ResourcePlan | None = None
     unknown: str = ""
     problem: GpunodeError | None = None
-
-
-def check_config(host: Host, options: Mapping[str, Any], file: str, foreign: str) -> Result:
-    """Exit 1 with every problem of a file, 2 where only the command line or the environment is wrong.
-
-    `file` replaces --config-file. With `foreign` (gke) it is that plugin's, and is translated.
-    """
-    if foreign:
-        return _translated(host, options, file, foreign)
-    if file:
-        if options.get("config_file") is not None:
-            raise UsageError("both FILE and --config-file are given", hint="name the file once")
-        options = {**options, "config_file": file}
-    source = sources(host, options, command="plugin check-config")
-    resolved = source.resolve()
-    data = _data(source.file, resolved)
-    if resolved.problems:
-        messages = _messages(resolved.warnings)
-        return replace(refused(_KIND, resolved.problems), data=data, messages=messages)
-    refuse_empty(source, resolved)
-    advertised = _advertised(host, resolved.settings)
-    if advertised.problem is not None:
-        return Result(
-            *(_KIND, data, "error", advertised.problem.exit_code, _messages(resolved.warnings)),
-            errors=(resolved.refused(advertised.problem).info(),),
-        )
-    warnings = (*_messages(resolved.warnings), *(advertised.plan.warnings if advertised.plan else ()))
-    return Result(
-        _KIND,
-        _planned(data, advertised),
-        status="warn" if warnings else "ok",
-        messages=tuple(f"warning: {warning}" for warning in warnings),
-        blocks=tuple(_blocks(source.file, resolved, advertised)),
-    )
-
-
-def _translated(host: Host, options: Mapping[str, Any], file: str, foreign: str) -> Result:
-    if any(value not in (None, (), []) for value in options.values()):
-        raise UsageError(
-            "--from only translates a file: options of the plugin have no place beside it",
-            hint="translate it, then check the outcome: gpunode plugin check-config FILE",
-        )
-    return translate(host, foreign, file)
 
 
 def _messages(warnings: tuple[ConfigProblem, ...]) -> tuple[str, ...]:

@@ -736,7 +736,7 @@ def daemon_set_step(
 
 def daemon_set_objects(plugin: PluginSet) -> tuple[Json, ...]:
     """What `gpunode manifests` prints: the account without rights, and the DaemonSet."""
-    return (*rbac(plugin.namespace, ("plugin",)), *manifests.run_plugin(plugin).data.objects)
+    return (*rbac(plugin.namespace, ("plugin",)), *manifests.plugin_objects(plugin))
 
 
 def _wait_for_pod(host: Host, cluster: Cluster, namespace: str, wait: float, progress: Progress) -> None:
