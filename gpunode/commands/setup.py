@@ -193,12 +193,18 @@ _FIXED_BY_STEP = {
 }
 
 
-def doctor_before(host: Host, excuse: Callable[[Finding], str], progress: Progress) -> Result:
-    """The doctor's findings, in which those that `excuse` has a reason for don't stop setup."""
+def doctor_before(host: Host, progress: Progress, engine: str, cdi: bool, *, pods: bool = False) -> Result:
+    """The doctor's findings, in which those with an excuse don't stop setup. For pods, those that do are
+    also one error."""
     result = doctor.run(host, progress)
     failed = [finding for finding in result.data.findings if finding.status is FindingStatus.FAIL]
-    excuses = {finding.id: excuse(finding) for finding in failed}
-    if not all(excuses.values()):
+    excuses = {finding.id: excuse(finding, engine, cdi, pods=pods) for finding in failed}
+    bad = [finding for finding in failed if not excuses[finding.id]]
+    if bad and pods:
+        summaries = "; ".join(f"{finding.id}: {finding.summary}" for finding in bad)
+        error = ErrorInfo("doctor-failed", summaries, f"find out more: gpunode explain {bad[0].id}")
+        return replace(result, errors=(error,))
+    if bad:
         return result
     blocks: list[Block] = [result.blocks[0]] if not failed else []
     for finding in failed:
@@ -219,48 +225,17 @@ def fixed_on_the_node(finding: Finding, cdi: bool) -> str:
     return "the step toolkit" if finding.id == "toolkit-missing" else ""
 
 
-def excuse_for_containers(finding: Finding, engine: str, cdi: bool) -> str:
-    """Why a failed check doesn't stop setting up `engine` for containers; empty if it does."""
-    fixed_by = fixed_on_the_node(finding, cdi)
+def excuse(finding: Finding, engine: str, cdi: bool, *, pods: bool) -> str:
+    """Why a failed check doesn't stop setting up `engine` for pods or for containers; empty if it does."""
+    fixed_by = fixed_on_the_node(finding, cdi) or (_FIXED_BY_STEP.get(finding.id, "") if pods else "")
     if fixed_by:
         return fixed_by
-    if finding.layer in _LATER_LAYERS or finding.severity != "error":
-        return "not needed for containers"
-    if _belongs_to_another(engine, finding.layer):
-        return f"not needed for {engine}"
-    return ""
-
-
-def _belongs_to_another(engine: str, layer: str) -> bool:
-    """Whether the layer's checks are about another engine than the one to set up; no layer's are if that is
-    not known yet."""
+    if finding.severity != "error" or (not pods and finding.layer in _LATER_LAYERS):
+        return "pods run all the same" if pods else "not needed for containers"
+    # which engine is set up may not be known yet
     own = "containerd" if engine in DISTRIBUTIONS else engine
-    return own not in find.AUTO and layer in ENGINES and layer != own
-
-
-def excuse_for_pods(finding: Finding, engine: str, cdi: bool) -> str:
-    """Why a failed check doesn't stop setup for pods; empty if it does."""
-    fixed_by = fixed_on_the_node(finding, cdi) or _FIXED_BY_STEP.get(finding.id, "")
-    if fixed_by:
-        return fixed_by
-    if finding.severity != "error":
-        return "pods run all the same"
-    if _belongs_to_another(engine, finding.layer):
-        return f"not needed for {engine}"
-    return ""
-
-
-def with_reason(result: Result, excuse: Callable[[Finding], str]) -> Result:
-    """The doctor's result with the faults that stopped setup as one error."""
-    if result.exit_code is ExitCode.OK:
-        return result
-    findings: tuple[Finding, ...] = result.data.findings
-    bad = [finding for finding in findings if finding.status is FindingStatus.FAIL and not excuse(finding)]
-    if not bad:
-        return result
-    summaries = "; ".join(f"{finding.id}: {finding.summary}" for finding in bad)
-    error = ErrorInfo("doctor-failed", summaries, f"find out more: gpunode explain {bad[0].id}")
-    return replace(result, errors=(error,))
+    belongs_to_another = own not in find.AUTO and finding.layer in ENGINES and finding.layer != own
+    return f"not needed for {engine}" if belongs_to_another else ""
 
 
 # Steps that both kinds of setup have.
@@ -353,9 +328,6 @@ def set_up_containers(
     stopped it, 0 if none did."""
     (engine,) = request.runtimes
 
-    def examine() -> Result:
-        return doctor_before(host, lambda finding: excuse_for_containers(finding, engine, cdi), progress)
-
     def configured() -> Result:
         nonlocal engine
         choice = RuntimeChoice(set_as_default=default, cdi=cdi)
@@ -365,7 +337,7 @@ def set_up_containers(
         return result
 
     def steps() -> Iterator[NodeStep]:
-        yield each_time("doctor", "gpunode doctor", examine)
+        yield each_time("doctor", "gpunode doctor", lambda: doctor_before(host, progress, engine, cdi))
         dry_run = " --dry-run" if request.dry_run else ""
         if not cdi:
             yield toolkit_step(host, request, progress, dry_run)
@@ -385,7 +357,9 @@ def set_up_containers(
     )
     data = SetupReport(engine, stages)
     if results.failure is not None and results.stopped_at is not None:
-        return _stopped(data, results.failure, results.stopped_at.command)
+        command, hint = results.stopped_at.command, "fix the errors above, then run gpunode setup again"
+        stopped = Result("SetupReport", data, blocks=(Text(f"Stopped at: {command}", Style.BAD),))
+        return _failed(stopped, results.failure, "stage-failed", command, hint)
     check = f"gpunode verify --on {engine}{' --cdi' if cdi else ''}"
     if request.dry_run:
         end = [Text(f"Then: gpunode verify, and {check}; nothing was changed", Style.DIM)]
@@ -403,15 +377,14 @@ def each_time(name: str, command: str, run: Callable[[], Result]) -> NodeStep:
     return NodeStep(name, command, lambda: StepState(""), lambda _dry_run: run())
 
 
-def _stopped(data: SetupReport, failure: Result, command: str) -> Result:
-    hint = "fix the errors above, then run gpunode setup again"
-    return Result(
-        "SetupReport",
-        data,
+def _failed(result: Result, failure: Result, code: str, command: str, hint: str) -> Result:
+    """The result of a setup that this failure stopped: with its errors, else with one that names the
+    command."""
+    return replace(
+        result,
         status="error" if failure.exit_code == ExitCode.INTERRUPTED else "fail",
         exit_code=failure.exit_code,
-        errors=failure.errors or (ErrorInfo("stage-failed", f"{command} failed", hint),),
-        blocks=(Text(f"Stopped at: {command}", Style.BAD),),
+        errors=failure.errors or (ErrorInfo(code, f"{command} failed", hint),),
     )
 
 
@@ -550,19 +523,12 @@ def _connect(host: Host, access: Access) -> tuple[Cluster | None, str]:
 def _report(at: ClusterNode, results: StepResults, go_on: str) -> Result:
     data = KubernetesSetup(at.engine, at.goal.options.plugin, results.steps, go_on, at.request.dry_run)
     blocks = (overview(results.steps), *_closing_lines(at, results, go_on))
-    failure = results.failure
-    if failure is None:
-        status = "warn" if results.left else "ok"
-        return Result("KubernetesSetup", data, status, messages=results.messages, blocks=blocks)
-    return Result(
-        "KubernetesSetup",
-        data,
-        "error" if failure.exit_code is ExitCode.INTERRUPTED else "fail",
-        failure.exit_code,
-        results.messages,
-        failure.errors or (_unexplained(results.stopped_at),),
-        blocks,
-    )
+    status = "warn" if results.left else "ok"
+    result = Result("KubernetesSetup", data, status, messages=results.messages, blocks=blocks)
+    if results.failure is None:
+        return result
+    command = results.stopped_at.command if results.stopped_at else "a step"
+    return _failed(result, results.failure, "step-failed", command, "fix the errors above, then continue")
 
 
 def _closing_lines(at: ClusterNode, results: StepResults, go_on: str) -> list[Block]:
@@ -605,19 +571,11 @@ def _next_steps(at: ClusterNode) -> Iterator[Block]:
     yield Text("To see which pod has which GPU: gpunode plugin status", Style.COMMAND)
 
 
-def _unexplained(stopped: StepReport | None) -> ErrorInfo:
-    command = stopped.command if stopped else "a step"
-    return ErrorInfo("step-failed", f"{command} failed", "fix the errors above, then continue")
-
-
 def _doctor(at: ClusterNode) -> NodeStep:
     """Checks of the node: setup stops where GPUs can't work; findings that a later step fixes don't count."""
 
-    def excuse(finding: Finding) -> str:
-        return excuse_for_pods(finding, at.engine, at.goal.cdi)
-
     def examine(_dry_run: bool) -> Result:
-        return with_reason(doctor_before(at.host, excuse, at.progress), excuse)
+        return doctor_before(at.host, at.progress, at.engine, at.goal.cdi, pods=True)
 
     return NodeStep("doctor", "gpunode doctor", lambda: StepState("no error that setup can't fix"), examine)
 
