@@ -131,16 +131,20 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
     faulty_checks = sorted(
         {name for member in members for name, state in member.findings.items() if state in _BAD}
     )
-    findings = tuple(_differing({member.name: _states_of(member, faulty_checks) for member in members}))
-    common = _common(members)
+    # a check that is missing in a report wasn't run there
+    states = {
+        member.name: {name: member.findings.get(name, "skip") for name in faulty_checks} for member in members
+    }
+    findings = tuple(_differing(states))
+    common = _shared([member.findings for member in members])
     data = DoctorComparison(
         tuple(members),
         missing,
         tuple(_faults(members)),
         differences,
         findings,
-        common,
-        _same(members),
+        {name: state for name, state in common.items() if state in _BAD},
+        _shared([member.aspects for member in members]),
         __version__,
     )
     differ = bool(differences or findings or missing)
@@ -149,7 +153,7 @@ def run(paths: Sequence[str], *, strict: bool = False) -> Result:
         data,
         status="warn" if differ else "ok",
         exit_code=ExitCode.FAILED if differ and strict else ExitCode.OK,
-        blocks=tuple(_blocks(members, missing, differences, findings, common)),
+        blocks=tuple(_blocks(data)),
         documents={"html": page},
     )
 
@@ -262,10 +266,7 @@ def _aspects(node: Mapping[str, Any], version: str, names: Mapping[str, str]) ->
 
 
 def _gpus(gpus: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
-    counted: dict[str, int] = {}
-    for gpu in gpus:
-        name = _text(gpu["deviceId"])
-        counted[name] = counted.get(name, 0) + 1
+    counted = Counter(_text(gpu["deviceId"]) for gpu in gpus)
     texts = (
         f"{number} × {names.get(device_id, f'GPU {device_id}')}"
         for device_id, number in sorted(counted.items())
@@ -284,11 +285,6 @@ def _with_unique_names(members: Sequence[ComparedNode]) -> list[ComparedNode]:
     ]
 
 
-def _states_of(member: ComparedNode, checks: Sequence[str]) -> dict[str, str]:
-    """The checks in which some node has a fault; a check that is missing in a report wasn't run there."""
-    return {name: member.findings.get(name, "skip") for name in checks}
-
-
 def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
     """Aspects with more than one value, in the order of the first node."""
     for aspect in dict.fromkeys(name for aspects in values.values() for name in aspects):
@@ -300,55 +296,35 @@ def _differing(values: Mapping[str, Mapping[str, str]]) -> Iterator[Difference]:
             yield Difference(aspect, tuple(Group(value, tuple(names)) for value, names in groups))
 
 
-def _common(members: Sequence[ComparedNode]) -> dict[str, str]:
-    """Faults that every node has in the same way: id to status."""
-    findings = members[0].findings if members else {}
-    return {
-        name: state
-        for name, state in findings.items()
-        if state in _BAD and all(member.findings.get(name) == state for member in members)
-    }
+def _shared(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The keys that have one value everywhere."""
+    first, *others = values or [{}]
+    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
 
 
-def _same(members: Sequence[ComparedNode]) -> dict[str, str]:
-    """Aspects with one value everywhere."""
-    aspects = members[0].aspects if members else {}
-    return {
-        aspect: value
-        for aspect, value in aspects.items()
-        if all(member.aspects.get(aspect) == value for member in members)
-    }
-
-
-def _blocks(
-    members: Sequence[ComparedNode],
-    missing: Sequence[Missing],
-    differences: Sequence[Difference],
-    findings: Sequence[Difference],
-    common: Mapping[str, str],
-) -> Iterator[Block]:
-    number = len(differences) + len(findings)
-    if not members:
+def _blocks(data: DoctorComparison) -> Iterator[Block]:
+    number = len(data.differences) + len(data.findings)
+    if not data.nodes:
         yield Text("no node has a report", Style.WARN)
     elif not number:
-        yield Text(f"{len(members)} nodes, and they don't differ", Style.GOOD)
+        yield Text(f"{len(data.nodes)} nodes, and they don't differ", Style.GOOD)
     else:
-        domain = _domain(members)
+        domain = _domain(data.nodes)
         shared = f" (all of them in {domain.removeprefix('.')})" if domain else ""
-        yield Text(f"{len(members)} nodes{shared}, {many(number, 'difference')}", Style.WARN)
-        for difference in (*differences, *findings):
+        yield Text(f"{len(data.nodes)} nodes{shared}, {many(number, 'difference')}", Style.WARN)
+        for difference in (*data.differences, *data.findings):
             yield Text("")
             yield Text(difference.what, Style.HEADING)
-            yield _table(difference, _WORDS if difference in findings else {}, domain)
-    if missing:
+            yield _table(difference, _WORDS if difference in data.findings else {}, domain)
+    if data.missing:
         yield Text("")
         yield Text("no report", Style.HEADING)
-        lines = ((Cell(f"  {node.name}", Style.BAD), node.code, node.message) for node in missing)
+        lines = ((Cell(f"  {node.name}", Style.BAD), node.code, node.message) for node in data.missing)
         yield Table(("", "", ""), tuple(lines))
-    if common:
+    if data.common:
         yield Text("")
         yield Text("on every node", Style.HEADING)
-        rows = ((Cell(f"  {_WORDS[state]}", _STYLES[state]), name) for name, state in common.items())
+        rows = ((Cell(f"  {_WORDS[state]}", _STYLES[state]), name) for name, state in data.common.items())
         yield Table(("", ""), tuple(rows))
 
 
