@@ -95,19 +95,20 @@ def plugin_check_config(
         messages = _messages(resolved.warnings)
         return replace(refused(_KIND, resolved.problems), data=data, messages=messages)
     refuse_empty(origins, resolved)
-    advertised = _advertised(host, resolved.settings)
-    if advertised.problem is not None:
+    try:
+        plan, unknown = _plan(host, resolved.settings)
+    except GpunodeError as error:
         return Result(
-            *(_KIND, data, "error", advertised.problem.exit_code, _messages(resolved.warnings)),
-            errors=(resolved.refused(advertised.problem).info(),),
+            *(_KIND, data, "error", error.exit_code, _messages(resolved.warnings)),
+            errors=(resolved.refused(error).info(),),
         )
-    warnings = (*_messages(resolved.warnings), *(advertised.plan.warnings if advertised.plan else ()))
+    warnings = (*_messages(resolved.warnings), *(plan.warnings if plan else ()))
     return Result(
         _KIND,
-        _planned(data, advertised),
+        _planned(data, plan, unknown),
         status="warn" if warnings else "ok",
         messages=tuple(f"warning: {warning}" for warning in warnings),
-        blocks=tuple(_blocks(origins.file, resolved, advertised)),
+        blocks=tuple(_blocks(origins.file, resolved, plan, unknown)),
     )
 
 
@@ -305,15 +306,6 @@ def _served_device(device: KubeletDevice) -> ServedDevice:
 _KIND = "PluginConfig"
 
 
-@dataclass(frozen=True)
-class _Advertisement:
-    """What this node would advertise, or why that is unknown."""
-
-    plan: ResourcePlan | None = None
-    unknown: str = ""
-    problem: GpunodeError | None = None
-
-
 def _messages(warnings: tuple[ConfigProblem, ...]) -> tuple[str, ...]:
     return tuple(warning.text + (f" ({warning.hint})" if warning.hint else "") for warning in warnings)
 
@@ -321,18 +313,14 @@ def _messages(warnings: tuple[ConfigProblem, ...]) -> tuple[str, ...]:
 # --- the node -------------------------------------------------------------------------------------------
 
 
-def _advertised(host: Host, settings: Settings) -> _Advertisement:
+def _plan(host: Host, settings: Settings) -> tuple[ResourcePlan | None, str]:
+    """What this node would advertise, or None and why that is unknown."""
     from gpunode.plugin.compose import make_backend
     from gpunode.plugin.logfmt import silent_log
 
-    try:
-        backend = make_backend(host, settings, silent_log())
-        inventory, reason = look(host, settings)
-        if inventory is None:
-            return _Advertisement(unknown=reason)
-        return _Advertisement(backend.plan(settings, inventory))
-    except GpunodeError as error:
-        return _Advertisement(problem=error)
+    backend = make_backend(host, settings, silent_log())
+    inventory, reason = look(host, settings)
+    return (None, reason) if inventory is None else (backend.plan(settings, inventory), "")
 
 
 # --- output ---------------------------------------------------------------------------------------------
@@ -409,14 +397,14 @@ def _data(file: str, resolved: ResolvedSettings) -> PluginConfig:
     )
 
 
-def _planned(data: PluginConfig, advertised: _Advertisement) -> PluginConfig:
-    if advertised.plan is None:
-        return replace(data, unknown=advertised.unknown)
+def _planned(data: PluginConfig, plan: ResourcePlan | None, unknown: str) -> PluginConfig:
+    if plan is None:
+        return replace(data, unknown=unknown)
     resources = tuple(
         PlannedResource(resource.name, resource.sharing, tuple(map(_planned_device, resource.devices)))
-        for resource in advertised.plan.resources
+        for resource in plan.resources
     )
-    return replace(data, resources=resources, left_out=advertised.plan.left_out)
+    return replace(data, resources=resources, left_out=plan.left_out)
 
 
 def _planned_device(device: KubeletDevice) -> PlannedDevice:
@@ -424,20 +412,22 @@ def _planned_device(device: KubeletDevice) -> PlannedDevice:
     return PlannedDevice(device.id, device.unit.index, device.unit.name, device.unit.profile, problem)
 
 
-def _blocks(file: str, resolved: ResolvedSettings, advertised: _Advertisement) -> Iterator[Block]:
+def _blocks(
+    file: str, resolved: ResolvedSettings, plan: ResourcePlan | None, unknown: str
+) -> Iterator[Block]:
     yield Text(f"{file or 'without a config file'}: valid", Style.GOOD)
     yield Text("")
     yield Table(("option", "value", "from"), tuple(_rows(resolved)))
     yield Text("")
-    if advertised.plan is None:
-        yield Text(f"the devices that would be advertised are unknown: {advertised.unknown}", Style.WARN)
+    if plan is None:
+        yield Text(f"the devices that would be advertised are unknown: {unknown}", Style.WARN)
         return
-    if not advertised.plan.resources:
+    if not plan.resources:
         yield Text("nothing would be advertised", Style.WARN)
     else:
         columns = ("resource", "devices", "index", "id", "model", "shares", "")
-        yield Table(columns, tuple(_devices(advertised.plan)))
-    for item in advertised.plan.left_out:
+        yield Table(columns, tuple(_devices(plan)))
+    for item in plan.left_out:
         yield Text(f"left out: {item.index} {item.id}: {item.reason}", Style.WARN)
 
 
