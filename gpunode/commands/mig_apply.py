@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gpunode.cdi.build import Form, Sources
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
@@ -48,20 +49,6 @@ class MigApplication:
     changes: tuple[Change, ...] = ()
     journal: str = ""
     dry_run: bool = False
-
-
-@dataclass(frozen=True)
-class ApplyResult:
-    """Result of a run: the plan, its GPUs before, all layouts afterwards."""
-
-    plan: mig_plan.MigPlan
-    before: tuple[GpuLayout, ...]
-    after: Layouts
-    changed: bool
-    notes: tuple[str, ...] = ()
-    drained: tuple[str, ...] = ()
-    cdi: str = ""
-    errors: tuple[ErrorInfo, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,78 +118,73 @@ def _describe(host: Host, progress: Progress) -> str:
     return f"{changes[0].path} {changes[0].action}" if changes else ""
 
 
-def finish(
-    host: Host, selection: mig_plan.ConfigSelection, done: ApplyResult, boot: bool, progress: Progress
+def applied(
+    plan: mig_plan.MigPlan,
+    before: Sequence[GpuLayout],
+    after: Layouts,
+    notes: Sequence[str] = (),
+    drained: Sequence[str] = (),
+    update: CdiUpdate | None = None,
 ) -> Result:
-    """Install the unit if requested, and return the result of all these steps."""
-    notes, errors = list(done.notes), list(done.errors)
-    journal, blocks = "", list(_changes(done))
-    changes: tuple[Change, ...] = ()
-    if boot:
-        try:
-            changed = mig_boot.install(host, selection, progress)
-        except GpunodeError as error:
-            text = f"the layout was applied, but not set up to be applied at boot: {error.message}"
-            errors.append(ErrorInfo("mig-persist", text, error.hint))
-        else:
-            journal, changes = changed.journal, changed.changes
-            notes += changed.notes
-            blocks.append(Text(f"{mig_boot.UNIT} applies {selection.label} at each boot", Style.GOOD))
-            if journal:
-                blocks.append(Text(f"undo that with: gpunode rollback {journal}", Style.DIM))
-    else:
-        notes += mig_boot.another_at_boot(host, selection)
-    old, now = _devices(done)
-    old_uuids = {device.uuid for device in old}
+    """The result of a run that changed the GPUs `before`; without an `update` there was nothing to change."""
+    old = [device for gpu in before for device in devices_of(gpu.instances)]
+    old_uuids, uuids = {device.uuid for device in old}, {gpu.uuid for gpu in before}
+    gpus = [gpu for gpu in after.gpus if gpu.uuid in uuids]
+    now = tuple(device for gpu in gpus for device in devices_of(gpu.instances))
     here = {device.uuid for device in now}
     data = MigApplication(
-        done.plan,
-        applied=done.changed,
+        plan,
+        applied=update is not None,
         devices=now,
         new=tuple(device for device in now if device.uuid not in old_uuids),
         gone=tuple(device.uuid for device in old if device.uuid and device.uuid not in here),
-        drained=done.drained,
-        cdi=done.cdi,
-        changes=changes,
-        journal=journal,
+        drained=tuple(drained),
+        cdi=update.cdi if update else "",
     )
-    if not errors:
-        return Result("MigApplication", data, messages=tuple(notes), blocks=tuple(blocks))
-    failed = (ExitCode.FAILED, tuple(notes), tuple(errors), tuple(blocks))
-    return Result("MigApplication", data, "fail", *failed)
+    notes, errors = (*notes, *(update.notes if update else ())), update.errors if update else ()
+    failed = ("fail", ExitCode.FAILED) if errors else ("ok", ExitCode.OK)
+    return Result(KIND, data, *failed, notes, errors, tuple(_changes(data, gpus)))
 
 
-def _devices(done: ApplyResult) -> tuple[tuple[Device, ...], tuple[Device, ...]]:
-    old = tuple(device for gpu in done.before for device in devices_of(gpu.instances))
-    uuids = {gpu.uuid for gpu in done.before}
-    now = tuple(
-        device for gpu in done.after.gpus if gpu.uuid in uuids for device in devices_of(gpu.instances)
-    )
-    return old, now
-
-
-def _changes(done: ApplyResult) -> Iterator[Block]:
-    label = done.plan.label
-    if not done.changed:
+def _changes(data: MigApplication, gpus: Sequence[GpuLayout]) -> Iterator[Block]:
+    label = data.plan.label
+    if not data.applied:
         yield Text(f"{label}: unchanged", Style.GOOD)
         return
-    old, _ = _devices(done)
-    old_uuids = {device.uuid for device in old}
-    before = {gpu.uuid: gpu for gpu in done.before}
-    for gpu in done.after.gpus:
-        if gpu.uuid not in before:
-            continue
+    for gpu in gpus:
         mode = f"MIG {'on' if gpu.current else 'off'}"
         waits = f", {'on' if gpu.pending else 'off'} after a reset or a reboot" if gpu.mode_pending else ""
         yield Text(f"GPU {gpu.index}  {gpu.name}  {mode}{waits}", Style.HEADING)
         for device in devices_of(gpu.instances):
-            mark = "" if device.uuid in old_uuids else "  new"
-            yield Text(
-                f"  {device.profile} at {device.at}  {device.uuid}{mark}", Style.GOOD if mark else Style.PLAIN
-            )
-    if done.cdi:
-        yield Text(f"CDI: {done.cdi}")
+            mark, style = ("  new", Style.GOOD) if device in data.new else ("", Style.PLAIN)
+            yield Text(f"  {device.profile} at {device.at}  {device.uuid}{mark}", style)
+    if data.cdi:
+        yield Text(f"CDI: {data.cdi}")
     yield Text(f"{label} applied", Style.GOOD)
+
+
+def persist(
+    host: Host, selection: mig_plan.ConfigSelection, result: Result, boot: bool, progress: Progress
+) -> Result:
+    """Install the unit if requested; the result with what happened."""
+    if not boot:
+        notes = mig_boot.another_at_boot(host, selection)
+        return replace(result, messages=(*result.messages, *notes))
+    try:
+        changed = mig_boot.install(host, selection, progress)
+    except GpunodeError as error:
+        text = f"the layout was applied, but not set up to be applied at boot: {error.message}"
+        errors = (*result.errors, ErrorInfo("mig-persist", text, error.hint))
+        return replace(result, status="fail", exit_code=ExitCode.FAILED, errors=errors)
+    blocks = [Text(f"{mig_boot.UNIT} applies {selection.label} at each boot", Style.GOOD)]
+    if changed.journal:
+        blocks.append(Text(f"undo that with: gpunode rollback {changed.journal}", Style.DIM))
+    return replace(
+        result,
+        data=replace(result.data, changes=changed.changes, journal=changed.journal),
+        messages=(*result.messages, *changed.notes),
+        blocks=(*result.blocks, *blocks),
+    )
 
 
 KIND = "MigApplication"
@@ -240,7 +222,7 @@ def once(
             mig_boot.refuse_persist(host, selection)
         with host.lock(lock_path(host), LOCK_SECONDS):
             done = _Run(host, request, selection, labels, progress, shielded).done()
-    return finish(host, selection, done, request.persist, progress)
+    return persist(host, selection, done, request.persist, progress)
 
 
 def require(host: Host) -> None:
@@ -315,7 +297,7 @@ class _Run:
         self._rests = bool(self._recorder.drained.restart_commands)  # and must be started again at the end
         self._still = StoppedUsers()
 
-    def done(self) -> ApplyResult:
+    def done(self) -> Result:
         """Plan and carry out; services stopped for it, or by a killed run, are started again in any case."""
         failed = True
         try:
@@ -331,15 +313,19 @@ class _Run:
                     self._progress.note(f"what this run had stopped can't be recorded: {error.message}")
         return done
 
-    def _done(self) -> ApplyResult:
+    def _done(self) -> Result:
         node_plan, busy = self._plan()
-        notes = node_plan.notes
+
+        def outcome(after: Layouts, *happened: Any) -> Result:
+            plan = mig_plan.data_of(self._chosen.path, self._chosen.label, node_plan, ())
+            return applied(plan, [gpu_plan.gpu for gpu_plan in node_plan.plans], after, *happened)
+
         if not node_plan.changes:
             unfinished.end(self._host, node_plan.left.unasked)
             self._restart_drained()
             self._labels.tell(self._state(node_plan.layouts))
-            return self._outcome(node_plan, node_plan.layouts, notes, changed=False)
-        notes = (*notes, *mig_plan.remarks(self._host, node_plan.plans))
+            return outcome(node_plan.layouts, node_plan.notes)
+        notes = (*node_plan.notes, *mig_plan.remarks(self._host, node_plan.plans))
         self._refuse(node_plan, busy if not self._request.drain else ())
         with self._drained(busy) as drained:
             if self._request.drain:
@@ -349,19 +335,11 @@ class _Run:
                 after = self._change(node_plan)
                 follow_up = settle(self._host, self._progress)
         self._labels.tell(node_labels.FAILED if follow_up.errors else self._state(after))
-        outcome = self._outcome(node_plan, after, (*notes, *follow_up.notes), changed=True)
-        return replace(outcome, drained=drained.names, cdi=follow_up.cdi, errors=follow_up.errors)
+        return outcome(after, notes, drained.names, follow_up)
 
     def _state(self, layouts: Layouts) -> str:
         """With --mode-only the instances may still be missing, and a mode may wait for a reboot."""
         return node_labels.SUCCESS if mig_plan.holds(self._chosen, layouts) else node_labels.PENDING
-
-    def _outcome(
-        self, node_plan: mig_plan.LayoutPlan, after: Layouts, notes: Sequence[str], *, changed: bool
-    ) -> ApplyResult:
-        plan = mig_plan.data_of(self._chosen.path, self._chosen.label, node_plan, ())
-        before = tuple(gpu_plan.gpu for gpu_plan in node_plan.plans)
-        return ApplyResult(plan, before, after, changed, tuple(notes))
 
     def _plan(self) -> tuple[mig_plan.LayoutPlan, tuple[Obstacle, ...]]:
         return mig_plan.look_and_plan(self._host, self._chosen, self._progress)

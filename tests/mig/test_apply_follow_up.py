@@ -61,11 +61,9 @@ def test_outdated_specification_is_an_error(tmp_path: Path) -> None:
     (error,) = made.errors
     assert made.cdi == "failed" and error.code == "mig-cdi"
     assert "read-only file system" in error.message and "gpunode cdi refresh" in error.hint
-    done = mig_apply.ApplyResult(
-        MigPlan("", "a", True, (), ()), (), Layouts(), changed=True, errors=made.errors
-    )
+    done = mig_apply.applied(MigPlan("", "a", True, (), ()), (), Layouts(), update=made)
     chosen = mig_plan.choose(ALL_1G)
-    result = mig_apply.finish(host, chosen, done, False, SilentProgress())
+    result = mig_apply.persist(host, chosen, done, False, SilentProgress())
     assert (result.status, result.exit_code, result.errors) == ("fail", 1, made.errors)
 
 
@@ -89,8 +87,8 @@ def test_missing_device_files_are_reported(tmp_path: Path) -> None:
 def install(root: Path, label: str = "all-1g", boot: bool = True) -> Result:
     """Steps of --persist after the layout is applied, on another root; and steps of a run without it."""
     chosen = mig_plan.choose(ConfigurationOptions(EXAMPLES, label))
-    done = mig_apply.ApplyResult(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts(), changed=False)
-    return mig_apply.finish(Host(root=root), chosen, done, boot, SilentProgress())
+    done = mig_apply.applied(MigPlan(EXAMPLES, label, False, (), ()), (), Layouts())
+    return mig_apply.persist(Host(root=root), chosen, done, boot, SilentProgress())
 
 
 def test_unit_is_installed_and_rolled_back_by_the_journal(tmp_path: Path) -> None:
