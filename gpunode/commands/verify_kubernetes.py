@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -225,13 +225,13 @@ class PodRequest:
 
 @dataclass(frozen=True)
 class _Case:
-    """All that is known before the pod is created."""
+    """All that is known before the pod is created, which has its namespace."""
 
+    host: Host
+    progress: Progress
     cluster: Cluster
-    namespace: str
     pod: VectorAdd
     aim: Aim
-    timeout: float
 
 
 def run(host: Host, request: PodRequest, progress: Progress) -> Result:
@@ -243,17 +243,14 @@ def run(host: Host, request: PodRequest, progress: Progress) -> Result:
     pod = vector_add_pod(request.image, request.resource, request.namespace)
     cluster = connect(host, request.access)
     case = _case(host, cluster, pod, request, progress)
-    case = replace(
-        case, pod=replace(case.pod, runtime_class=_runtime_class(host, cluster, request, progress))
-    )
-    sweep(host, case.cluster, case.namespace, case.pod.hostname)
+    sweep(host, cluster, case.pod.namespace, case.pod.hostname)
     traces: list[str] = []
     step = progress.step(f"vector-add pod on {case.aim.node}")
-    with _removed_after(host, case, progress, traces) as names, step:
-        created = _create(host, case)
+    with _removed_after(case, traces) as names, step:
+        created = _create(case)
         names.append(str(created["metadata"]["name"]))
-        follower = PodFollower(host, case.cluster, case.aim, progress)
-        outcome = follower.follow(case.namespace, created, case.timeout)
+        follower = PodFollower(host, cluster, case.aim, progress)
+        outcome = follower.follow(case.pod.namespace, created, request.timeout)
     return _report(case, outcome, tuple(traces))
 
 
@@ -261,7 +258,7 @@ def run(host: Host, request: PodRequest, progress: Progress) -> Result:
 
 
 def _case(host: Host, cluster: Cluster, pod: VectorAdd, request: PodRequest, progress: Progress) -> _Case:
-    """`pod` with the cluster's data: the node and its labels, the namespace."""
+    """`pod` with the cluster's data: the node and its labels, the namespace, the RuntimeClass."""
     name, source = node_name(host, request.node, cluster.node)
     try:
         node = patiently(host, progress, lambda: cluster.get("Node", name))
@@ -269,15 +266,15 @@ def _case(host: Host, cluster: Cluster, pod: VectorAdd, request: PodRequest, pro
         error.hint = access.hint(host, cluster, source)
         raise
     labels = node.get("metadata", {}).get("labels") or {}
-    namespace = pod.namespace or cluster.namespace
     full_pod = replace(
         pod,
-        namespace=namespace,
+        namespace=pod.namespace or cluster.namespace,
         hostname=str(labels.get(HOSTNAME) or name),
         seconds=math.ceil(request.timeout) + _GRACE,
+        runtime_class=_runtime_class(host, cluster, request, progress),
         run=secrets.token_hex(8),
     )
-    return _Case(cluster, namespace, full_pod, _aim(host, name, node, pod), request.timeout)
+    return _Case(host, progress, cluster, full_pod, _aim(host, name, node, pod))
 
 
 def _aim(host: Host, name: str, node: Json, pod: VectorAdd) -> Aim:
@@ -305,18 +302,12 @@ def _unhealthy(host: Host, resource: str) -> tuple[str, ...]:
         own = read_own_status(host, _STATE_DIR)
     except GpunodeError:  # the file belongs to root
         return ()
-    units = (
-        [
-            unit
-            for resource_status in own.resources
-            if resource_status.name == resource
-            for unit in resource_status.units
-        ]
-        if own
-        else []
-    )
     return tuple(
-        one_line(f"GPU {unit.index} {unit.id}: {unit.problem.reason}") for unit in units if unit.problem
+        one_line(f"GPU {unit.index} {unit.id}: {unit.problem.reason}")
+        for resource_status in (own.resources if own else ())
+        if resource_status.name == resource
+        for unit in resource_status.units
+        if unit.problem
     )
 
 
@@ -340,13 +331,13 @@ def _runtime_class(host: Host, cluster: Cluster, request: PodRequest, progress: 
     return name
 
 
-def _create(host: Host, case: _Case) -> Json:
+def _create(case: _Case) -> Json:
     desired = vector_add(case.pod)
-    desired["metadata"]["annotations"] = made_by(host)
+    desired["metadata"]["annotations"] = made_by(case.host)
     try:
         return case.cluster.create(desired)
     except (Forbidden, Invalid, NotFound, Unavailable) as error:
-        code, hint = pods.refused(error.message, case.namespace, case.pod.runtime_class)
+        code, hint = pods.refused(error.message, case.pod.namespace, case.pod.runtime_class)
         if not code:
             raise
         raised = type(error)(error.message, hint=hint, code=code, status=error.status)
@@ -359,7 +350,7 @@ def _create(host: Host, case: _Case) -> Json:
 
 
 @contextmanager
-def _removed_after(host: Host, case: _Case, progress: Progress, traces: list[str]) -> Iterator[list[str]]:
+def _removed_after(case: _Case, traces: list[str]) -> Iterator[list[str]]:
     """Collects the pod's name; the pod is removed however the body ends. What can't be removed is added to
     `traces`, and reported at once, because a raised error reports something else.
     """
@@ -368,40 +359,38 @@ def _removed_after(host: Host, case: _Case, progress: Progress, traces: list[str
         yield names
     except ClusterError as error:
         if names or isinstance(error, Unavailable) or (isinstance(error, Unreachable) and error.sent):
-            _remove(host, case, progress, names, traces)
+            _remove(case, names, traces)
         raise  # else it was never created
     except BaseException:
-        _remove(host, case, progress, names, traces)
+        _remove(case, names, traces)
         raise
-    _remove(host, case, progress, names, traces)
+    _remove(case, names, traces)
 
 
-def _remove(host: Host, case: _Case, progress: Progress, names: list[str], traces: list[str]) -> None:
+def _remove(case: _Case, names: list[str], traces: list[str]) -> None:
     """By its name; by its run's label if the response to its creation never arrived."""
     try:
-        for name in names or _of_this_run(host, case, progress):
-            _delete(host, case, progress, name)
+        for name in names or _of_this_run(case):
+            _delete(case, name)
     except ClusterError as error:
         target = f"pod {names[0]}" if names else f"pods --selector {RUN}={case.pod.run}"
-        words = f"kubectl --namespace {case.namespace} delete {target}"
-        traces.append(f"the pod may be left in {case.namespace} ({error.message}); remove it: {words}")
-        progress.note(traces[-1])
+        namespace = case.pod.namespace
+        words = f"kubectl --namespace {namespace} delete {target}"
+        traces.append(f"the pod may be left in {namespace} ({error.message}); remove it: {words}")
+        case.progress.note(traces[-1])
 
 
-def _of_this_run(host: Host, case: _Case, progress: Progress) -> list[str]:
-    mark = {RUN: case.pod.run}
-    pod_list = patiently(host, progress, lambda: case.cluster.list("Pod", case.namespace, labels=mark))
-    return [str(pod["metadata"]["name"]) for pod in pod_list]
+def _of_this_run(case: _Case) -> list[str]:
+    def listed() -> Sequence[Json]:
+        return case.cluster.list("Pod", case.pod.namespace, labels={RUN: case.pod.run})
+
+    return [str(pod["metadata"]["name"]) for pod in patiently(case.host, case.progress, listed)]
 
 
-def _delete(host: Host, case: _Case, progress: Progress, name: str) -> None:
-    def delete() -> None:
-        try:
-            case.cluster.delete("Pod", name, case.namespace)
-        except NotFound:
-            return  # another client was faster, or the answer to a first attempt was lost
-
-    patiently(host, progress, delete)
+def _delete(case: _Case, name: str) -> None:
+    # for NotFound another client was faster, or the answer to a first attempt was lost
+    with suppress(NotFound):
+        patiently(case.host, case.progress, lambda: case.cluster.delete("Pod", name, case.pod.namespace))
 
 
 # --- output ---------------------------------------------------------------------------------------------
@@ -411,7 +400,7 @@ def _report(case: _Case, outcome: PodResult, traces: tuple[str, ...]) -> Result:
     reason = outcome.reason
     pod = PodRun(
         server=case.cluster.server,
-        namespace=case.namespace,
+        namespace=case.pod.namespace,
         name=outcome.name,
         node=case.aim.node,
         resource=case.pod.resource,
