@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -308,8 +308,7 @@ def _names(device_name: Strings) -> tuple[str, ...]:
 _STYLES = {"usable": Style.GOOD, "hidden": Style.DIM}
 
 
-@dataclass(frozen=True)
-class CdiDevices:
+class CdiDevices(NamedTuple):
     """`data` of the envelope. `devices` are in the engines' order; a later directory wins."""
 
     directories: tuple[str, ...]
@@ -428,8 +427,7 @@ def make(host: Host, sources: Sources, form: Form, progress: Progress) -> Built:
 # `gpunode cdi generate`: a CDI specification of this node's GPUs, on stdout or in a file.
 
 
-@dataclass(frozen=True)
-class CdiSpec:
+class CdiSpec(NamedTuple):
     """`data` of the envelope. `path` is empty for stdout, where `action` is empty too; `spec` is the content.
 
     `hooks` is whether the specification needs NVIDIA's hook program when a container starts.
@@ -506,8 +504,7 @@ def _data(path: str, action: str, form: str, spec: Spec) -> CdiSpec:
 _GONE = "the driver isn't loaded: no specification to write"
 
 
-@dataclass(frozen=True)
-class CdiRefresh:
+class CdiRefresh(NamedTuple):
     """`data` of the envelope: what happened to each file, and the units that were enabled or disabled."""
 
     changes: tuple[Change, ...]

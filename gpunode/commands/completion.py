@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
@@ -18,8 +17,7 @@ _AUTOLOADED = '[[ $zsh_eval_context[-1] == loadautofunc ]] && _gpunode_completio
 """For zsh, which runs the file of a function at the first Tab and not the function that it defines."""
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """`data` of the envelope: the shell, and the script that it reads."""
 
     shell: str

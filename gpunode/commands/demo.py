@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -302,16 +302,14 @@ version = 2
 _KUBELET_SECONDS = 60.0  # it takes a tenth of a second; a busy machine may take many
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One command line of the demo and its result."""
 
     command: str
     exit_code: int
 
 
-@dataclass(frozen=True)
-class DemoReport:
+class DemoReport(NamedTuple):
     """`data` of the envelope; `allocatable` is the simulated kubelet's count at the end."""
 
     steps: tuple[Step, ...]

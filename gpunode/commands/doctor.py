@@ -75,8 +75,7 @@ EVERYTHING = Selection()
 NO_QUESTIONS = Questions()
 
 
-@dataclass(frozen=True)
-class Selected:
+class Selected(NamedTuple):
     """The options; empty ones select everything."""
 
     only: tuple[str, ...]

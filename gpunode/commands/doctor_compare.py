@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode import __version__
 from gpunode.errors import ConfigError, GpunodeError, UsageError
@@ -44,8 +44,7 @@ class ComparedNode:
     faults: tuple[Mapping[str, Any], ...] = field(metadata=INTERNAL)
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A node without findings: its doctor failed, or, with the code ``unreachable``, was never started."""
 
     name: str
@@ -54,16 +53,14 @@ class Missing:
     message: str
 
 
-@dataclass(frozen=True)
-class Fix:
+class Fix(NamedTuple):
     """A command that fixes a fault, and the nodes on which it does."""
 
     command: str
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """Findings of one check with one status, on one node or more. The texts are those of most of the
     nodes."""
 
@@ -76,24 +73,21 @@ class Fault:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Nodes with the same value, the most common value first."""
 
     value: str
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """An aspect or check that isn't the same on all nodes. `what` is the aspect or the check's id."""
 
     what: str
     groups: tuple[Group, ...]
 
 
-@dataclass(frozen=True)
-class DoctorComparison:
+class DoctorComparison(NamedTuple):
     """`data` of the envelope. `differences` are of driver, toolkit, engines, kernel, distribution and GPUs,
     `findings` the same by check id, where a value is a status. `common` are faults that every node has (id to
     status), `same` aspects with one value (aspect to value). `missing` are nodes without findings, `faults`

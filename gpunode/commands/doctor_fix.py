@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import NamedTuple
 
 from gpunode.checks.finding import Finding, FindingStatus, Step
 from gpunode.checks.fixes import PlannedFix, allowed_steps, planned_fixes
@@ -29,8 +29,7 @@ _WAYS = {
 }
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Result of one fix. `outcome` is mended, not-mended, done (it takes effect later), failed, or left: then
     `message` says why.
 
@@ -45,8 +44,7 @@ class Outcome:
     journal: str = ""
 
 
-@dataclass(frozen=True)
-class Fixes:
+class Fixes(NamedTuple):
     """`data` of kind DoctorFixes. `plan` has the fixes for the first findings, `done` is empty without
     --apply."""
 
@@ -155,13 +153,13 @@ def _with_finding(outcome: Outcome, findings: tuple[Finding, ...], remaining: Se
     """The result with the same check's current finding, and the part of the fix that remains."""
     now = next((finding for finding in findings if finding.id == outcome.id), None)
     if now is None or now.status not in _BAD:
-        return replace(outcome, outcome="mended", message=now.summary if now else "")
+        return outcome._replace(outcome="mended", message=now.summary if now else "")
     if remaining:
         commands = " && ".join(" ".join(step.argv) for step in remaining)
-        return replace(
-            outcome, message=f"it takes effect after: {commands} (--allow {remaining[0].disruptive})"
+        return outcome._replace(
+            message=f"it takes effect after: {commands} (--allow {remaining[0].disruptive})"
         )
-    return replace(outcome, outcome="not-mended", message=now.summary)
+    return outcome._replace(outcome="not-mended", message=now.summary)
 
 
 def _result(fixes: Fixes, findings: tuple[Finding, ...], strict: bool) -> Result:

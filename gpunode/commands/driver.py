@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -145,8 +145,7 @@ PLAN = "DriverPlan"
 _NUMERALS = frozenset("0123456789.")
 
 
-@dataclass(frozen=True)
-class FileLine:
+class FileLine(NamedTuple):
     """A file that the plan writes."""
 
     path: str
@@ -154,8 +153,7 @@ class FileLine:
     content: str
 
 
-@dataclass(frozen=True)
-class PlanData:
+class PlanData(NamedTuple):
     """`data` of the envelope: the plan for programs, with commands as an administrator would type them."""
 
     id: str
@@ -312,8 +310,7 @@ _OURS = ("nvidia", "libcuda", "libnv", "nvlsm", "dkms")  # packages that a drive
 _DIGITS = frozenset("0123456789abcdef")
 
 
-@dataclass(frozen=True)
-class DriverInstallation:
+class DriverInstallation(NamedTuple):
     """`data` of the envelope: the plan, and the steps that were carried out. `pending` are finishing commands
     that failed: the driver is installed, and the user must run them. `undo` are the commands that restore the
     previous packages, as far as the repositories still have them."""

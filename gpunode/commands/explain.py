@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -25,8 +24,7 @@ _FAMILY_NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class ListedCheck:
+class ListedCheck(NamedTuple):
     """A check in the list of all."""
 
     id: str
@@ -35,15 +33,13 @@ class ListedCheck:
     severity: str
 
 
-@dataclass(frozen=True)
-class CheckList:
+class CheckList(NamedTuple):
     """`data` of the envelope: all checks."""
 
     checks: tuple[ListedCheck, ...]
 
 
-@dataclass(frozen=True)
-class CheckExplanation:
+class CheckExplanation(NamedTuple):
     """`data` of the envelope: one check.
 
     It waits for the checks in `blocked_by`, and those in `blocks` wait for it. `node_classes` are the classes

@@ -3,8 +3,7 @@
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
 import sys
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -99,8 +98,7 @@ def show_help(
     sys.stdout.write(parent.command.get_help(parent) + "\n")
 
 
-@dataclass(frozen=True)
-class Version:
+class Version(NamedTuple):
     """`data` of the envelope."""
 
     version: str

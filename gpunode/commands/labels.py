@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -106,8 +106,7 @@ def run(
     return _result(settings, labels, changes, dry_run, warnings)
 
 
-@dataclass(frozen=True)
-class NodeLabels:
+class NodeLabels(NamedTuple):
     """`data` of the envelope: the labels by key, and what happened where they were written."""
 
     vendor: str
@@ -116,8 +115,7 @@ class NodeLabels:
     dry_run: bool
 
 
-@dataclass(frozen=True)
-class LabelWatch:
+class LabelWatch(NamedTuple):
     """`data` of the envelope when `--watch` ends: how often labels were made."""
 
     passes: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -60,8 +60,7 @@ _MAX = 63  # a RuntimeClass's handler is a DNS label
 Objects = tuple[dict[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Manifests:
+class Manifests(NamedTuple):
     """`data` of the envelope: the objects themselves, in the order in which they are printed."""
 
     objects: Objects

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -170,8 +169,7 @@ def mig_apply(
     return apply_command.once(session.host, request, labels, session.progress)
 
 
-@dataclass(frozen=True)
-class MigAssertion:
+class MigAssertion(NamedTuple):
     """`data`: whether it `holds`, and what differs, a GPU each. `looked_at` is file, mode or layout."""
 
     config: str
@@ -421,8 +419,7 @@ FORMATS = ("yaml", "json")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # it may become a node label's value
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """`data` of kind MigExport: the label and the document as it is printed."""
 
     label: str

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.cdi.build import Form, Sources
 from gpunode.cdi.locations import NVIDIA_UNITS, STANDARD, nvidia_refreshes
@@ -32,8 +32,7 @@ from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, 
 # After a MIG layout has changed: device files, CDI, the unit that applies it at boot, and the report.
 
 
-@dataclass(frozen=True)
-class MigApplication:
+class MigApplication(NamedTuple):
     """`data`: the plan that was applied, and its result. `devices` are the MIG devices that these GPUs have
     now, `new` those of them that didn't exist before, `gone` UUIDs that no longer exist. `drained` are the
     services and pods stopped meanwhile, `cdi` is what happened to the specification, `changes` are the files
@@ -51,8 +50,7 @@ class MigApplication:
     dry_run: bool = False
 
 
-@dataclass(frozen=True)
-class CdiUpdate:
+class CdiUpdate(NamedTuple):
     """What happened to the CDI specification (empty where there is none), and what failed: with an outdated
     one containers get the wrong devices, so that is an error, although the layout was applied."""
 
@@ -181,7 +179,7 @@ def persist(
         blocks.append(Text(f"undo that with: gpunode rollback {changed.journal}", Style.DIM))
     return replace(
         result,
-        data=replace(result.data, changes=changed.changes, journal=changed.journal),
+        data=result.data._replace(changes=changed.changes, journal=changed.journal),
         messages=(*result.messages, *changed.notes),
         blocks=(*result.blocks, *blocks),
     )

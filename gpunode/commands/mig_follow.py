@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gpunode.commands import mig_apply, mig_plan
 from gpunode.commands.mig_apply import MigLabels, OtherMigManagerError, label_command, refuse_another
@@ -249,8 +250,7 @@ class _StepLog(LogProgress):
 FILE_SECONDS = 1.0  # each check reads a small file
 
 
-@dataclass(frozen=True)
-class MigWatch:
+class MigWatch(NamedTuple):
     """`data` with --watch: how often a layout was applied or refused, and the last one applied."""
 
     passes: int

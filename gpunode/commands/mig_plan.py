@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -126,8 +126,7 @@ class LayoutRequest(ConfigurationOptions):
     ] = False
 
 
-@dataclass(frozen=True)
-class ConfigSelection:
+class ConfigSelection(NamedTuple):
     """A label of a configuration file, and the file's bytes; with `mode_only` only its modes matter."""
 
     path: str
@@ -334,8 +333,7 @@ def _switched(node: Node) -> bool:
 # Rendering of a MIG plan: current beside desired, slot by slot, the steps, and what blocks it.
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A GPU instance, current or desired: profile, memory slots, MIG devices; `gi` if it exists."""
 
     profile: str
@@ -364,8 +362,7 @@ class PlannedGpu:
     kept: tuple[Device, ...]
 
 
-@dataclass(frozen=True)
-class MigPlan:
+class MigPlan(NamedTuple):
     """`data` of kind MigPlan."""
 
     config: str

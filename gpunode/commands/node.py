@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -48,8 +48,7 @@ WAIT_SECONDS = 30.0
 KIND = "NodeChange"
 
 
-@dataclass(frozen=True)
-class NodeTarget:
+class NodeTarget(NamedTuple):
     """Node and cluster; an empty `node` is looked up, see `access.node_name`."""
 
     access: Access = Access()
@@ -57,8 +56,7 @@ class NodeTarget:
     dry_run: bool = False
 
 
-@dataclass(frozen=True)
-class KeyChange:
+class KeyChange(NamedTuple):
     """One label or resource; None where it doesn't exist."""
 
     key: str
@@ -66,8 +64,7 @@ class KeyChange:
     after: str | None
 
 
-@dataclass(frozen=True)
-class NodeChange:
+class NodeChange(NamedTuple):
     """`data` of the envelope. `request` and `patch` are what was sent, or would be; an empty patch means that
     there was nothing to change. `undo` is a command line, empty if there is nothing to undo."""
 
@@ -83,8 +80,7 @@ class NodeChange:
     allocatable: str | None = None
 
 
-@dataclass(frozen=True)
-class NodeLocation:
+class NodeLocation(NamedTuple):
     """The node found from `place`, by `source`; `own` if it is this machine."""
 
     cluster: Cluster
@@ -409,7 +405,7 @@ def _result(
     node: Json, data: NodeChange, resource: str, desired: str | None = None, *, checked: bool = False
 ) -> Result:
     capacity, allocatable = _amounts(node, resource)
-    data = replace(data, capacity=capacity, allocatable=allocatable)
+    data = data._replace(capacity=capacity, allocatable=allocatable)
     notes = (_NO_DEVICE, _RESTART) if data.changes and data.changes[0].after is not None else ()
     page: tuple[Block, ...] = blocks(data)
     if not checked:

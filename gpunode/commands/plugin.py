@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -252,16 +252,14 @@ class ServedDevice:
     problem: str
 
 
-@dataclass(frozen=True)
-class ServedResource:
+class ServedResource(NamedTuple):
     """One resource and its devices."""
 
     name: str
     devices: tuple[ServedDevice, ...]
 
 
-@dataclass(frozen=True)
-class PluginRun:
+class PluginRun(NamedTuple):
     """`data` of the envelope when the plugin ends: all devices, and those of each resource."""
 
     resource: str
@@ -326,8 +324,7 @@ def _plan(host: Host, settings: Settings) -> tuple[ResourcePlan | None, str]:
 # --- output ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EffectiveSetting:
+class EffectiveSetting(NamedTuple):
     """An option's effective `value`; `from` is a flag, a variable, ``FILE:LINE`` or ``default``."""
 
     option: str
@@ -347,8 +344,7 @@ class PlannedDevice:
     problem: str
 
 
-@dataclass(frozen=True)
-class PlannedResource:
+class PlannedResource(NamedTuple):
     """A resource that would be advertised; `sharing` is none, time-slicing or mps."""
 
     name: str
@@ -356,8 +352,7 @@ class PlannedResource:
     devices: tuple[PlannedDevice, ...]
 
 
-@dataclass(frozen=True)
-class PluginConfig:
+class PluginConfig(NamedTuple):
     """`data` of the envelope: the effective configuration, and what this node would advertise.
 
     `unknown` is why the devices are unknown.
@@ -399,12 +394,12 @@ def _data(file: str, resolved: ResolvedSettings) -> PluginConfig:
 
 def _planned(data: PluginConfig, plan: ResourcePlan | None, unknown: str) -> PluginConfig:
     if plan is None:
-        return replace(data, unknown=unknown)
+        return data._replace(unknown=unknown)
     resources = tuple(
         PlannedResource(resource.name, resource.sharing, tuple(map(_planned_device, resource.devices)))
         for resource in plan.resources
     )
-    return replace(data, resources=resources, left_out=plan.left_out)
+    return data._replace(resources=resources, left_out=plan.left_out)
 
 
 def _planned_device(device: KubeletDevice) -> PlannedDevice:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 
@@ -71,8 +71,7 @@ class Query:
     ] = TIMEOUT_SECONDS
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A source that was queried. `state`: read, absent, skipped or failed; `problem` and `hint` say why."""
 
     name: str
@@ -82,8 +81,7 @@ class Source:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class OwnPlugin:
+class OwnPlugin(NamedTuple):
     """Our plugin's own report; see `OwnStatus`. Times are such as 2026-05-01T12:00:00Z, or empty."""
 
     state: str
@@ -97,8 +95,7 @@ class OwnPlugin:
     config_error: str
 
 
-@dataclass(frozen=True)
-class PluginStatus:
+class PluginStatus(NamedTuple):
     """`data` of the envelope. `plugin` is None if no plugin of gpunode's has served on this node."""
 
     kubelet_socket: str

@@ -6,10 +6,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -33,8 +32,7 @@ _OTHER_FORMATS = (".zip", ".tar", ".tar.xz", ".tar.zst", ".json", ".yaml", ".htm
 _NAMES = ("/proc/sys/kernel/hostname", "/etc/hostname")
 
 
-@dataclass(frozen=True)
-class DoctorSummary:
+class DoctorSummary(NamedTuple):
     """The doctor's result: `first` is the id to fix first, `counts` the findings by status."""
 
     status: str
@@ -42,8 +40,7 @@ class DoctorSummary:
     counts: dict[str, int]
 
 
-@dataclass(frozen=True)
-class SupportBundle:
+class SupportBundle(NamedTuple):
     """`data` of the envelope: the archive at `path` with so many `files` of the node and the `logs` of units.
 
     `redacted` is what was removed; `left_out` has the reason by path.

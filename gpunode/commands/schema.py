@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
 from operator import or_
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -78,23 +77,20 @@ KINDS = {
 """By kind of envelope: the command that prints it, and the types of its `data` (``module:class``)."""
 
 
-@dataclass(frozen=True)
-class ListedKind:
+class ListedKind(NamedTuple):
     """A kind of result and the command that prints it."""
 
     kind: str
     command: str
 
 
-@dataclass(frozen=True)
-class SchemaList:
+class SchemaList(NamedTuple):
     """`data` of the envelope: all kinds."""
 
     kinds: tuple[ListedKind, ...]
 
 
-@dataclass(frozen=True)
-class SchemaDocument:
+class SchemaDocument(NamedTuple):
     """`data` of the envelope: the JSON Schema of one kind; of every kind if `kind` is all."""
 
     kind: str

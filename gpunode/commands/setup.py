@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -296,8 +296,7 @@ def configured_engine(host: Host, request: Request, progress: Progress, choice: 
 # `gpunode setup`: doctor, toolkit, configure-runtime, verify in one report.
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """One step of setup for programs; `result` is that command's own data."""
 
     name: str
@@ -307,8 +306,7 @@ class Stage:
     result: object
 
 
-@dataclass(frozen=True)
-class SetupReport:
+class SetupReport(NamedTuple):
     """`data` of the envelope: the stages that ran, in order, and the engine that was set up."""
 
     engine: str
@@ -391,8 +389,7 @@ def _failed(result: Result, failure: Result, code: str, command: str, hint: str)
 # `gpunode setup --kubernetes`: every step from the driver to a pod that runs CUDA.
 
 
-@dataclass(frozen=True)
-class KubernetesSetup:
+class KubernetesSetup(NamedTuple):
     """`data` of the envelope. `go_on` is the command line that continues with the remaining steps, empty if
     none remain."""
 
@@ -403,8 +400,7 @@ class KubernetesSetup:
     dry_run: bool
 
 
-@dataclass(frozen=True)
-class KubernetesGoal:
+class KubernetesGoal(NamedTuple):
     """What `setup --kubernetes` sets up. `request` is for the engine; `default`: nvidia becomes its default
     runtime."""
 
@@ -434,8 +430,7 @@ class KubernetesGoal:
         return shlex.join([*line, *(flag for flag, on in flags.items() if on)])
 
 
-@dataclass(frozen=True)
-class ClusterNode:
+class ClusterNode(NamedTuple):
     """The node that every step works on; `engine` is its kubelet's. `cluster` is None if no API server is
     reachable; `offline` says why."""
 

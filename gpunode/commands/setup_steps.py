@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpunode.commands import manifests
 from gpunode.commands.node import NodeChange
@@ -74,8 +74,7 @@ Show = Callable[..., None]
 """Prints blocks while the command runs; see `Session.show`."""
 
 
-@dataclass(frozen=True)
-class StepState:
+class StepState(NamedTuple):
     """State of the node before a step, and the reason.
 
     `right`: there is nothing to do. `left`: there is, but not for gpunode; `why` has the details.
@@ -86,8 +85,7 @@ class StepState:
     left: bool = False
 
 
-@dataclass(frozen=True)
-class NodeStep:
+class NodeStep(NamedTuple):
     """One step; see the module. The functions raise `GpunodeError`.
 
     `run` is called with whether it is a dry run. `needs` names the steps without which the step doesn't run:
@@ -101,8 +99,7 @@ class NodeStep:
     needs: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class StepReport:
+class StepReport(NamedTuple):
     """Result of a step, for programs; `result` is that command's own data, null if it didn't run.
 
     `state`: right (skipped), done, planned (a dry run), left (to the user), failed, interrupted, or
@@ -117,8 +114,7 @@ class StepReport:
     result: object = None
 
 
-@dataclass(frozen=True)
-class StepResults:
+class StepResults(NamedTuple):
     """All steps in order, and the failed or interrupted steps' own results."""
 
     steps: tuple[StepReport, ...]
@@ -289,16 +285,14 @@ def overview(steps: Sequence[StepReport]) -> Table:
 # Objects that a step of `setup --kubernetes` creates in the cluster: a RuntimeClass, the plugin's DaemonSet.
 
 
-@dataclass(frozen=True)
-class ObjectChange:
+class ObjectChange(NamedTuple):
     """One object, such as ``DaemonSet kube-system/gpunode-device-plugin``; `action`: created or unchanged."""
 
     object: str
     action: str
 
 
-@dataclass(frozen=True)
-class ClusterObjects:
+class ClusterObjects(NamedTuple):
     """`data` of the envelope. `undo` are command lines that delete what was created."""
 
     server: str
@@ -393,8 +387,7 @@ OPERATION = "device-plugin"
 _LOOK = f"journalctl -u {UNIT} -n 20, and gpunode plugin status"
 
 
-@dataclass(frozen=True)
-class PluginService:
+class PluginService(NamedTuple):
     """`data` of the envelope. `status` is the plugin's own report, empty if it wasn't started."""
 
     unit: str
@@ -572,8 +565,7 @@ _PULL_SECONDS = 0.5
 _PATIENCE = 15.0  # NVIDIA's plugin registers within seconds of a kubelet's start
 
 
-@dataclass(frozen=True)
-class AdvertisedGpus:
+class AdvertisedGpus(NamedTuple):
     """Who hands GPUs to the kubelet: `ours` if it is this node's service; `counts` by resource."""
 
     names: tuple[str, ...]

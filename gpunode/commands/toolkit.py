@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -167,8 +167,7 @@ _UNCHECKED = "signatures of packages in a directory are not checked: make sure t
 _UNREAD = "the newest versions are installed; their numbers are known once the repository has been read"
 
 
-@dataclass(frozen=True)
-class PackageLine:
+class PackageLine(NamedTuple):
     """One package before and after; empty where it isn't installed, `after` also while it is unknown."""
 
     name: str
@@ -176,8 +175,7 @@ class PackageLine:
     after: str
 
 
-@dataclass(frozen=True)
-class ToolkitInstallation:
+class ToolkitInstallation(NamedTuple):
     """`data` of the envelope. `version` is that of all four, empty if it isn't known yet; `commands` are
     those that ran, or would run. `repositories` are the existing entries, each with its state."""
 
@@ -192,8 +190,7 @@ class ToolkitInstallation:
     next: str = NEXT
 
 
-@dataclass(frozen=True)
-class InstallPlan:
+class InstallPlan(NamedTuple):
     """The present state and the steps to take; `steps` are planned again once the indexes are read.
 
     `killed` says that an earlier run was killed and left an open journal entry.
@@ -429,8 +426,7 @@ LEFTOVERS = (
 )
 
 
-@dataclass(frozen=True)
-class ToolkitRemoval:
+class ToolkitRemoval(NamedTuple):
     """`data` of the envelope. `packages` are removed, or would be; `kept` are those that gpunode didn't
     install, `left` files that stay and why, `by_hand` the command that removes what is kept."""
 
@@ -444,8 +440,7 @@ class ToolkitRemoval:
     dry_run: bool
 
 
-@dataclass(frozen=True)
-class OwnInstallation:
+class OwnInstallation(NamedTuple):
     """What gpunode installed, according to the journal: packages that were not installed before, whether it
     held them, and files that did not exist before and still have the content that it wrote; `changed` are
     those edited since, `aside` the new names of files that were disabled."""
@@ -637,8 +632,7 @@ _STATE_PHRASES = {
 }
 
 
-@dataclass(frozen=True)
-class ToolkitPackage:
+class ToolkitPackage(NamedTuple):
     """One of the four; empty where it isn't installed or offered. `origins` are those of the installed
     version, `pinned` is by a hold, a preference or a lock."""
 
@@ -650,8 +644,7 @@ class ToolkitPackage:
     pinned: bool
 
 
-@dataclass(frozen=True)
-class ToolkitStatus:
+class ToolkitStatus(NamedTuple):
     """`data` of the envelope. `version` is that of all four, empty if they differ; `next` a command."""
 
     manager: str

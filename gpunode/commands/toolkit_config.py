@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -51,8 +50,7 @@ FileOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One effective key. `value` is None for an absent key; `source` is file, default or unknown.
 
     An unknown key is one that the toolkit doesn't have. `problem` says what is wrong, empty if nothing is.
@@ -67,8 +65,7 @@ class Setting:
     problem: str
 
 
-@dataclass(frozen=True)
-class ToolkitConfig:
+class ToolkitConfig(NamedTuple):
     """`data` of the envelope: the requested settings, or those that were changed."""
 
     config: str

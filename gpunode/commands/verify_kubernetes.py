@@ -6,9 +6,9 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpunode.commands.manifests import vector_add_pod
 from gpunode.errors import GpunodeError, PreconditionError
@@ -45,8 +45,7 @@ _SILENCE = 30.0  # how long the API server may be unreachable
 _LINES = 200  # of the log
 
 
-@dataclass(frozen=True)
-class PodResult:
+class PodResult(NamedTuple):
     """`reason` None: it passed. `via` says how the pod got the GPU; `seconds` from the pod's creation on."""
 
     name: str
@@ -205,8 +204,7 @@ SECONDS = 300.0  # the sample's image is some hundred megabytes
 _GRACE = 30  # time after our timeout that the pod may live if no process is left to remove it
 
 
-@dataclass(frozen=True)
-class PodRequest:
+class PodRequest(NamedTuple):
     """What to run and where; an empty `image` is NVIDIA's sample, an empty `node` this machine's.
 
     `runtime_class` is its name, empty for none, or auto: `runtime_name` where the cluster has a RuntimeClass
@@ -223,8 +221,7 @@ class PodRequest:
     access: Access = Access()
 
 
-@dataclass(frozen=True)
-class _Case:
+class _Case(NamedTuple):
     """All that is known before the pod is created, which has its namespace."""
 
     host: Host
