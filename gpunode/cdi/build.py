@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpunode.cdi.driver_files import DriverFiles, read_driver_files
 from gpunode.cdi.hooks import HookProgram, find_hooks, hooks_for, link_hook, query_hooks
@@ -42,13 +43,13 @@ def common_edits(
     # prevents NVIDIA's own runtime, where it is the default, from injecting the GPUs a second time
     void = "NVIDIA_VISIBLE_DEVICES=void"
     if hooks is None:
-        return replace(control, env=(void,), mounts=_mounts(files, _by_soname(files)))
+        return control._replace(env=(void,), mounts=_mounts(files, _by_soname(files)))
     folders = tuple(dict.fromkeys(library.directory for library in files.libraries))
     env = (void, f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}")
     mounts = _mounts(
         files, (Mount(library.path, f"{files.root}{library.path}") for library in files.libraries)
     )
-    return replace(control, env=env, mounts=mounts, hooks=hooks_for(hooks, files, folders))
+    return control._replace(env=env, mounts=mounts, hooks=hooks_for(hooks, files, folders))
 
 
 def _by_soname(files: DriverFiles) -> Iterator[Mount]:
@@ -111,8 +112,7 @@ STRATEGIES = (INDEX, UUID, TYPE_INDEX)
 _NAME = re.compile(r"[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII)  # `ValidateDeviceName` in CDI's parser.go
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """Naming of devices. `limit` is the newest version that the reader of the result supports.
 
     With `every` there is a device ``all``. With `whole` a GPU in MIG mode is one device with the files of all
@@ -128,8 +128,7 @@ class Form:
     groups: bool = True
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """The specification, what was left out and why, and the UUIDs of `known_gpus`."""
 
     spec: Spec
@@ -137,8 +136,7 @@ class Built:
     gpus: frozenset[str] | None = None
 
 
-@dataclass(frozen=True)
-class _Device:
+class _Device(NamedTuple):
     """One GPU or MIG device: its index (``3`` or ``3:1``), its UUID, its device files, its GPU's address."""
 
     place: str
@@ -179,7 +177,7 @@ def build(
             hint="upgrade that engine, or leave out what needs it (dots in --class, --dev-root)",
             code="cdi-version",
         )
-    return Built(replace(spec, version=version), tuple(notes), known_gpus(inventory))
+    return Built(spec._replace(version=version), tuple(notes), known_gpus(inventory))
 
 
 def _strategies(form: Form) -> tuple[tuple[str, ...], str]:
@@ -265,7 +263,7 @@ def _edits(devices: tuple[_Device, ...], facts: NodeFacts, hooks: HookProgram | 
     nodes = (facts.present[path] for device in devices for path in device.nodes)
     links = sorted({link for device in devices for link in _by_path(device)}, key=natural)
     edits = device_edits(nodes, facts.dev_root, groups=groups)
-    return replace(edits, hooks=link_hook(hooks, links) if hooks else ())
+    return edits._replace(hooks=link_hook(hooks, links) if hooks else ())
 
 
 def _by_path(device: _Device) -> Iterator[str]:
@@ -298,8 +296,7 @@ _VERSION_MISMATCH = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
 NVML_SECONDS = 60.0  # without persistence, sixteen GPUs take half a minute to wake up
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """The driver's location. `hooks` is auto (NVIDIA's hooks where their program is installed) or none.
 
     `hook_path` and `ldconfig` name these programs, "" to search for them. `sockets` is whether the sockets of
@@ -326,7 +323,7 @@ def generate(host: Host, sources: Sources, form: Form) -> Built:
     inventory = _inventory(host, driver, sources)
     nodes = read_nodes(host, inventory.gpus, dev)
     files = read_driver_files(host, inventory.driver_version, driver, sources.library_path)
-    files = files if sources.sockets else replace(files, sockets=())
+    files = files if sources.sockets else files._replace(sockets=())
     selected = chosen_devices(inventory, sources.device_ids)
     return build(selected, nodes, files, _hooks(host, sources), form)
 
@@ -345,7 +342,7 @@ def _hooks(host: Host, sources: Sources) -> HookProgram | None:
     if program is None:
         return None
     known, ldconfig = program.known - sources.disabled_hooks, sources.ldconfig or program.ldconfig
-    return replace(program, known=known, ldconfig=ldconfig)
+    return program._replace(known=known, ldconfig=ldconfig)
 
 
 def chosen_devices(inventory: Inventory, ids: tuple[str, ...]) -> Inventory:
@@ -450,7 +447,7 @@ def feature_spec(
 ) -> Spec:
     """A specification of these device files by name: ``all``, or a channel's number."""
     described = tuple(
-        Device(name, replace(device_edits(nodes, dev_root), mounts=mounts)) for name, nodes in devices.items()
+        Device(name, device_edits(nodes, dev_root)._replace(mounts=mounts)) for name, nodes in devices.items()
     )
     spec = Spec(kind, described, Edits())
     return Spec(kind, described, Edits(), needed(spec))

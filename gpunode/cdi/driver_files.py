@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import PreconditionError
 from gpunode.facts.libraries import parse_ld_cache
@@ -61,8 +61,7 @@ _XORG = ("/usr/lib/xorg/modules", "/usr/lib64/xorg/modules")
 _MODULES = ("drivers", "extensions", "updates/drivers", "updates/extensions")
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """One shared object. `path` is its real path, `directory` the library directory that contains it or a
     link to it.
 
@@ -79,8 +78,7 @@ class Library:
         return self.path.rpartition("/")[2]
 
 
-@dataclass(frozen=True)
-class DriverFiles:
+class DriverFiles(NamedTuple):
     """Paths on the node, without `root`, which is their root directory; `root` is "" for the node's own
     files.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.cdi import refresh
 from gpunode.cdi.build import Form, Sources, generate
@@ -76,8 +76,7 @@ def readable(host: Host, dev_root: str = "", *, dots: bool = False) -> Version:
 # What an engine needs for CDI in addition to its own configuration.
 
 
-@dataclass(frozen=True)
-class EngineFiles:
+class EngineFiles(NamedTuple):
     """Files as path and content. A refresh rewrites the `generated` ones; `units` are those to enable."""
 
     files: tuple[tuple[str, bytes], ...] = ()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from posixpath import dirname, relpath
+from typing import NamedTuple
 
 from gpunode.cdi.driver_files import DriverFiles
 from gpunode.cdi.spec import Hook
@@ -21,8 +21,7 @@ _SECONDS = 5.0
 _LDCONFIG_REAL = "/sbin/ldconfig.real"
 
 
-@dataclass(frozen=True)
-class HookProgram:
+class HookProgram(NamedTuple):
     """`argv` is how a specification calls a hook, such as ``nvidia-cdi-hook`` or ``nvidia-ctk hook``; `path`
     is absolute.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.cdi.build import Built
 from gpunode.cdi.spec import Spec, made_by_gpunode
@@ -20,8 +20,7 @@ STANDARD = "/var/run/cdi/nvidia.yaml"
 NVIDIA_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 
 
-@dataclass(frozen=True)
-class Rivals:
+class Rivals(NamedTuple):
     """Other files that name a device which will also be named at `path`.
 
     `beside` are in the same directory: engines then use neither. `before` are hidden by `path`, `after` hide
@@ -136,8 +135,7 @@ def nvidia_keeps(host: Host, built: Built, limit: Version) -> bool:
 # used.
 
 
-@dataclass(frozen=True)
-class FileState:
+class FileState(NamedTuple):
     """One file. `author` is gpunode or empty; `problem` is why some engine here doesn't read it."""
 
     path: str
@@ -147,8 +145,7 @@ class FileState:
     problem: str
 
 
-@dataclass(frozen=True)
-class ListedDevice:
+class ListedDevice(NamedTuple):
     """One device of one file by its qualified name.
 
     `state` is usable; hidden, when another file wins; conflict, when two files of one directory have it; or

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpunode.facts.devices import driver_gpus
 from gpunode.gpu.model import Gpu, MigDevice
@@ -16,8 +17,7 @@ MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 _PCI = "/sys/bus/pci/devices"
 
 
-@dataclass(frozen=True)
-class NodeFacts:
+class NodeFacts(NamedTuple):
     """`present` has character devices by path, relative to `dev_root`.
 
     `drm` maps a PCI address to its nodes, `caps` a line of mig-minors (``gpu0/gi1/access``) to the number of
@@ -25,9 +25,9 @@ class NodeFacts:
     """
 
     present: Mapping[str, DeviceNode]
-    drm: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    caps: Mapping[str, int] = field(default_factory=dict)
-    minors: Mapping[str, int] = field(default_factory=dict)
+    drm: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    caps: Mapping[str, int] = MappingProxyType({})
+    minors: Mapping[str, int] = MappingProxyType({})
     dev_root: str = ""
 
 

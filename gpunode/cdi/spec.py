@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.cdi.versions import DOTS, GROUPS, NAMES, OLDEST, Version, text
 
@@ -14,8 +13,7 @@ READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 
-@dataclass(frozen=True, order=True)
-class NodeEdit:
+class NodeEdit(NamedTuple):
     """A device file by its path in the container; `host_path` is empty where it is the same on the node.
 
     Numbers are left out on purpose. NVIDIA's uvm and caps drivers get another major at every module load, and
@@ -34,8 +32,7 @@ class NodeEdit:
     gid: int = 0
 
 
-@dataclass(frozen=True, order=True)
-class Mount:
+class Mount(NamedTuple):
     """A bind mount of a file, a socket or a directory."""
 
     container_path: str
@@ -43,8 +40,7 @@ class Mount:
     options: tuple[str, ...] = READ_ONLY
 
 
-@dataclass(frozen=True)
-class Hook:
+class Hook(NamedTuple):
     """A program that the low-level runtime starts. `args` start with the program's own name."""
 
     path: str
@@ -53,8 +49,7 @@ class Hook:
     name: str = "createContainer"
 
 
-@dataclass(frozen=True)
-class Edits:
+class Edits(NamedTuple):
     """Changes to a container. Its processes join the groups `gids` (CDI 0.7.0 and later)."""
 
     env: tuple[str, ...] = ()
@@ -64,16 +59,14 @@ class Edits:
     gids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """A device name that a container may request, and its edits in addition to the common ones."""
 
     name: str
     edits: Edits
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     """One specification. `kind` is ``vendor/class``; `edits` are those of every device in it.
 
     `numbers` are path, major and minor of every device file in it.

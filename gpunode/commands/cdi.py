@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -300,7 +300,7 @@ def _refuse_mode(mode: str) -> None:
 
 
 def _names(device_name: Strings) -> tuple[str, ...]:
-    return tuple(device_name or Form.names)
+    return tuple(device_name or Form().names)
 
 
 # `gpunode cdi list`: the CDI devices of this node, their files, and which of them an engine can use.
@@ -384,8 +384,7 @@ def _requested(source: SourceOptions, options: SpecificationOptions) -> tuple[So
     if "all" in disabled:
         hooks = hooks if enabled or hooks not in HOOKS else "none"
         disabled = list(HOOK_NAMES)
-    sources = replace(
-        source.sources,
+    sources = source.sources._replace(
         hooks=hooks,
         hook_path=options.nvidia_cdi_hook_path,
         ldconfig=options.ldconfig_path,
@@ -421,7 +420,7 @@ def make(host: Host, sources: Sources, form: Form, progress: Progress) -> Built:
     dev_root = sources.dev_root or sources.driver_root
     limit = readable(host, dev_root, dots="." in form.device_class)
     with progress.step("querying NVML and finding the driver's files"):
-        return build_generate(host, sources, replace(form, limit=limit))
+        return build_generate(host, sources, form._replace(limit=limit))
 
 
 # `gpunode cdi generate`: a CDI specification of this node's GPUs, on stdout or in a file.

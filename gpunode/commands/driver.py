@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -193,7 +193,7 @@ def made(host: Host, wish: Wish, before: Situation | None = None) -> tuple[Situa
     check(wish)
     situation = read_situation(Node(host))
     if before is not None:
-        situation = replace(situation, nouveau_kept_out=before.nouveau_kept_out)
+        situation = situation._replace(nouveau_kept_out=before.nouveau_kept_out)
     return situation, plan_driver(host, situation, wish)
 
 

@@ -265,8 +265,7 @@ def _with_file(host: Host, options: Mapping[str, Any], desired: PluginSet) -> Pl
     settings = resolved.valid_settings()
     refuse_empty(source, resolved)
     shared = settings.sharing is not None and settings.sharing.strategy == "mps"
-    return replace(
-        desired,
+    return desired._replace(
         config=resolved.content.decode("utf-8-sig"),
         cdi=desired.cdi or _cdi(settings),
         mps=settings.mps and shared,

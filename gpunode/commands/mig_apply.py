@@ -263,7 +263,7 @@ def dry_run(host: Host, request: LayoutRequest, labels: MigLabels, progress: Pro
     unfinished_run = unfinished.load_unfinished(host) if host.is_root else None
     if unfinished_run is not None and not unfinished.lives(host, unfinished_run):
         blocks += [
-            Text(f"would start {name} again") for name in replace(unfinished_run.drained, pids=()).names
+            Text(f"would start {name} again") for name in unfinished_run.drained._replace(pids=()).names
         ]
     changes: tuple[Change, ...] = ()
     if request.persist:

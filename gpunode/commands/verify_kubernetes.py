@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -263,8 +262,7 @@ def _case(host: Host, cluster: Cluster, pod: VectorAdd, request: PodRequest, pro
         error.hint = access.hint(host, cluster, source)
         raise
     labels = node.get("metadata", {}).get("labels") or {}
-    full_pod = replace(
-        pod,
+    full_pod = pod._replace(
         namespace=pod.namespace or cluster.namespace,
         hostname=str(labels.get(HOSTNAME) or name),
         seconds=math.ceil(request.timeout) + _GRACE,

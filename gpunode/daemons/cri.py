@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpunode.daemons.grpc_client import CallError, open_channel, recalled_list, unary_call
@@ -45,8 +45,7 @@ _CODES = {
 }
 
 
-@dataclass(frozen=True)
-class CriStatus:
+class CriStatus(NamedTuple):
     """The running daemon's own view: runtime handlers by name, the default one, and the CRI's configuration.
 
     `config` is empty where the daemon reports none (the protocol doesn't define it). `conditions` maps
@@ -55,8 +54,8 @@ class CriStatus:
 
     handlers: tuple[str, ...] = ()
     default_handler: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
-    conditions: dict[str, bool] = field(default_factory=dict)
+    config: Mapping[str, Any] = MappingProxyType({})
+    conditions: Mapping[str, bool] = MappingProxyType({})
 
     def systemd_cgroup(self, handler: str) -> bool:
         """Whether this handler makes systemd create the cgroups (its option SystemdCgroup)."""

@@ -6,7 +6,7 @@ The pod shares the node's network, so no CNI plugin is called.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gpunode.daemons.cri import Cri
@@ -20,8 +20,7 @@ _SLOW_SECONDS = 60.0
 _Response = TypeVar("_Response", bound="Message")
 
 
-@dataclass(frozen=True)
-class Pod:
+class Pod(NamedTuple):
     """One pod of one container. `token` identifies it; `log_directory` is on the node.
 
     `handler` is empty for the engine's default one. `arguments` replace the image's command and keep its
@@ -35,9 +34,9 @@ class Pod:
     log_directory: str
     arguments: tuple[str, ...] = ()
     cgroup_parent: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = MappingProxyType({})
     devices: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = MappingProxyType({})
 
     @property
     def label(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpunode.errors import GpunodeError, Unreadable
@@ -24,8 +24,7 @@ COMMAND_LINE = "its command line"  # where a handler comes from a flag
 _CONTAINERD_CDI_ON, _DOCKER_CDI_ON = (2, 0), (28, 2)  # on from this release, unless switched off
 
 
-@dataclass(frozen=True)
-class ConfigFile:
+class ConfigFile(NamedTuple):
     """One file that an engine reads.
 
     `text` is None if it doesn't exist; `role` is main or drop-in. `copy` is what NVIDIA's tools copied into
@@ -35,7 +34,7 @@ class ConfigFile:
     path: str
     role: str
     text: str | None
-    tree: Mapping[str, Any] = field(default_factory=dict)
+    tree: Mapping[str, Any] = MappingProxyType({})
     copy: GeneratedCopy | None = None
 
 

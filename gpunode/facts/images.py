@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from operator import eq, ge, gt, le, lt, ne
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpunode.daemons.cri import image_config
@@ -26,12 +26,11 @@ _NO_CONDITION = "NVIDIA_REQUIRE_JETPACK"
 _TRUE = ("1", "t", "true", "all")  # NVIDIA_DISABLE_REQUIRE as the toolkit reads it (strconv.ParseBool)
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(NamedTuple):
     """An image of one engine's store. `environment` is what its containers start with."""
 
     engine: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
 
     @property
     def requirements(self) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpunode.daemons.pod_resources import Holding
@@ -197,14 +197,13 @@ NAME = "kubelet_internal_checkpoint"
 _LOGS = "/var/log/pods"
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """`healthy` is what the kubelet last counted as allocatable, by resource.
 
     `holdings` may include pods that have ended: the kubelet removes those at its next allocation.
     """
 
-    healthy: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    healthy: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     holdings: tuple[Holding, ...] = ()
 
 

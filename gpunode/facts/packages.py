@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpunode.host import Host
@@ -35,13 +35,12 @@ class Package(NamedTuple):
         return upstream(self.version)
 
 
-@dataclass(frozen=True)
-class Packages:
+class Packages(NamedTuple):
     """`manager` is dpkg, rpm, or empty if there is no readable database; then nothing is known, which isn't
     the same as nothing being installed."""
 
     manager: str = ""
-    installed: Mapping[str, Package] = field(default_factory=dict)
+    installed: Mapping[str, Package] = MappingProxyType({})
 
     def version(self, *names: str) -> str | None:
         """The upstream version of the first of these names that is installed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
@@ -108,8 +107,7 @@ class Bar(NamedTuple):
     assigned: bool
 
 
-@dataclass(frozen=True)
-class PcieLink:
+class PcieLink(NamedTuple):
     """Lanes in use, lanes of the device, and lanes of the port above it (`port` is its address)."""
 
     width: int

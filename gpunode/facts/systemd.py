@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpunode.host import Host
 from gpunode.host.files import SMALL_BYTES
@@ -26,8 +27,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 _PREFIXES = "@-:+!|"  # systemd.service(5), "COMMAND LINES": special executable prefixes
 
 
-@dataclass(frozen=True)
-class SystemdUnit:
+class SystemdUnit(NamedTuple):
     """One service unit. `files` are the fragment and its drop-ins; `argv` is the last ExecStart, expanded.
 
     `environment` are the variables that its files and environment files set.
@@ -36,7 +36,7 @@ class SystemdUnit:
     name: str
     files: tuple[str, ...]
     argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
 
     @property
     def program(self) -> str:

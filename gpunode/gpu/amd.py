@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.gpu.driver_traces import boot_id, module
@@ -93,14 +95,13 @@ _XGMI = 11  # HSA_IOLINK_TYPE_XGMI; 2 is PCI Express
 _SAME_NODE, _SYSTEM = 40, 50  # nvmlGpuTopologyLevel_t's values for it
 
 
-@dataclass(frozen=True)
-class KfdNode:
+class KfdNode(NamedTuple):
     """One compute node: a GPU or a partition. `links` has the kind of link and its width by node number."""
 
     number: int
     values: Mapping[str, int]
     memory_bytes: int = 0
-    links: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    links: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
     @property
     def place(self) -> Place:
@@ -136,7 +137,7 @@ def read_nodes(host: Host) -> dict[int, KfdNode]:
             node = KfdNode(int(name), values, memory)
             if node.place not in linked:
                 linked.add(node.place)
-                node = replace(node, links=_links(host, at))
+                node = node._replace(links=_links(host, at))
             nodes[node.number] = node
     return nodes
 

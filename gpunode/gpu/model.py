@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpunode.output.typed import from_plain
@@ -89,8 +90,7 @@ def inventory_from_json(data: Any, where: str = "") -> Inventory:
     return inventory._replace(gpus=gpus)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One GPU's reading of its own health; None for values that it, or its driver, doesn't report.
 
     `error` is NVML's error if the GPU can't be queried, `error_code` its return code. ECC counts are
@@ -115,7 +115,7 @@ class Reading:
     busy_percent: int | None = None
     memory_used_bytes: int | None = None
     generation: str = ""
-    parts_used_bytes: Mapping[str, int] = field(default_factory=dict)
+    parts_used_bytes: Mapping[str, int] = MappingProxyType({})
     error_code: int | None = None
 
 
@@ -133,13 +133,12 @@ class Pair(NamedTuple):
     nvlinks: int = 0
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(NamedTuple):
     """The links between the GPUs of a node. `switch_links` has each GPU's active links to NVSwitches, by
     UUID."""
 
     pairs: tuple[Pair, ...] = ()
-    switch_links: Mapping[str, int] = field(default_factory=dict)
+    switch_links: Mapping[str, int] = MappingProxyType({})
 
 
 # Names of MIG profiles, as NVIDIA's tools and resource names spell them: ``1c.3g.20gb+me``.

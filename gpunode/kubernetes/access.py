@@ -12,10 +12,10 @@ import os.path
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from gpunode.errors import PreconditionError, UsageError, install_command
@@ -49,8 +49,7 @@ _SECONDS = 10.0  # for one piece of a response
 _NODE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123 subdomain, as the server accepts it
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """The options that name an API server.
 
     `pods`: the command creates pods. A kubelet's account may create only mirrors of its static pods

@@ -10,9 +10,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host, transaction
@@ -42,8 +41,7 @@ _UNKNOWN = "it is unknown whether the change was applied (completely or not at a
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True)
-class Changed:
+class Changed(NamedTuple):
     """The object directly before the change and after it, and the last patch sent; empty if none."""
 
     before: Json
@@ -292,8 +290,7 @@ def _at(node: Any, path: tuple[str, ...]) -> Any:
 # administrator may have changed it on purpose.
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A desired object, and the server's object of that name or None."""
 
     desired: Json

@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -421,8 +421,7 @@ def token_expiry(token: str) -> float:
     return expiry if 0 < expiry < 1e11 else 0.0
 
 
-@dataclass(frozen=True)
-class Certificate:
+class Certificate(NamedTuple):
     """`name` is the user name in Kubernetes (the common name), `ends` in seconds since the epoch."""
 
     name: str

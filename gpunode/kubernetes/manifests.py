@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.host import PLUGIN_STATE
 
@@ -126,8 +125,7 @@ _CDI = "/var/run/cdi"
 _DRIVER_ROOT = "/driver-root"
 
 
-@dataclass(frozen=True)
-class Volume:
+class Volume(NamedTuple):
     """One of the pod's volumes, and its mounts in the container."""
 
     volume: Json
@@ -194,8 +192,7 @@ _MPS_CAPABILITIES = (
 )
 
 
-@dataclass(frozen=True)
-class PluginSet:
+class PluginSet(NamedTuple):
     """Options of the DaemonSet. `arguments` are those of `plugin serve`; `config` is a config file's text.
 
     `mig`, `cdi`, `mps` and `device_specs` add the rights that they need, and `mps_elsewhere` access to MPS
@@ -358,8 +355,7 @@ def _security(desired: PluginSet) -> Json:
 _API = "rbac.authorization.k8s.io"
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """Rules for the whole cluster (nodes are in no namespace) and for one namespace; `why` describes it."""
 
     why: str
@@ -459,8 +455,7 @@ HOSTNAME = "kubernetes.io/hostname"
 _USER = 65532  # any user other than root: the device files are accessible to all
 
 
-@dataclass(frozen=True)
-class VectorAdd:
+class VectorAdd(NamedTuple):
     """`seconds`: how long the pod may be active. `hostname`: the node's label of that name; empty: any node.
 
     `resource` is in the limits alone: Kubernetes sets the request from it.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gpunode.kubernetes.api import one_line
 from gpunode.output.typed import StrEnum, as_dict
@@ -25,8 +25,7 @@ _TAINT = re.compile(r"taint \{([^:}\s]+)(?::\s*([^}]*))?\}|untolerated taint\(s\
 _TAIL = re.compile(r"\. (?!\d+ ).*")
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """`code` is stable; `patience`: seconds that the reason may last before further waiting is pointless."""
 
     code: str
@@ -35,8 +34,7 @@ class Reason:
     patience: float = float("inf")
 
 
-@dataclass(frozen=True)
-class Aim:
+class Aim(NamedTuple):
     """The node and resource that the pod requests: `resources` are the node's allocatable ones by name.
 
     `capacity` counts unhealthy devices too; `unhealthy` describes those with a known reason. `taints` are
@@ -47,7 +45,7 @@ class Aim:
     resource: str
     image: str
     resources: Mapping[str, str]
-    capacity: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, str] = MappingProxyType({})
     unhealthy: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
 
@@ -318,8 +316,7 @@ class Phase(StrEnum):
     GONE = "Gone"
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """`reason`: why the pod doesn't progress, or failed; None while it progresses."""
 
     phase: Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError, RolledBackError
 from gpunode.host import Host
@@ -19,8 +19,7 @@ from gpunode.mig.unfinished import UnfinishedGpus, end, save
 _TRIES = 3  # for the rollback: a call that failed once may have failed only temporarily
 
 
-@dataclass(frozen=True)
-class Tools:
+class Tools(NamedTuple):
     """`open` reopens NVML; no NVML is open while `reset` resets GPUs.
 
     `uninterrupted` defers signals, `announce` prints a step.

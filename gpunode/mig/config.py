@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, PreconditionError, UsageError
 from gpunode.host.documents import DocumentError, Item, Notes, read
@@ -29,16 +28,14 @@ _FILTER = re.compile(r"0[xX]([0-9a-fA-F]{1,8})(?::0[xX]([0-9a-fA-F]{1,8}))?")
 _MOST_SHOWN = 10
 
 
-@dataclass(frozen=True)
-class Filter:
+class Filter(NamedTuple):
     """PCI device above vendor as NVML packs them, 0x20B010DE; `subsystem` likewise, None for any."""
 
     device: int
     subsystem: int | None = None
 
 
-@dataclass(frozen=True)
-class LayoutEntry:
+class LayoutEntry(NamedTuple):
     """The layout for some GPUs.
 
     `filters` are alternatives, no filter matches every GPU; `devices` are NVML's indices, None is all.
@@ -65,8 +62,7 @@ class LayoutEntry:
         )
 
 
-@dataclass(frozen=True)
-class MigConfig:
+class MigConfig(NamedTuple):
     """A whole file. `path` is for messages."""
 
     path: str
@@ -269,8 +265,7 @@ def _counts(item: Item, faults: Faults) -> dict[str, int]:
 _VGPU_GUEST = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 
 
-@dataclass(frozen=True)
-class DesiredLayout:
+class DesiredLayout(NamedTuple):
     """The desired layout of one GPU: MIG on or off, and devices by name. `line` is the configuration's."""
 
     gpu: GpuLayout
@@ -279,8 +274,7 @@ class DesiredLayout:
     line: int
 
 
-@dataclass(frozen=True)
-class DesiredLayouts:
+class DesiredLayouts(NamedTuple):
     """All of them, in NVML's order, with notes for the user. `unnamed` are GPUs with MIG without an entry."""
 
     all: tuple[DesiredLayout, ...]

@@ -13,13 +13,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.output.typed import from_plain
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """`size` slots from `start`."""
 
     start: int
@@ -38,8 +37,7 @@ class Placement:
         return f"{self.start}:{self.size}"
 
 
-@dataclass(frozen=True)
-class ComputeProfile:
+class ComputeProfile(NamedTuple):
     """A compute instance that fits a GPU instance: `slices` of its compute slices, at most `max_count`.
 
     NVML reports these only once such a GPU instance exists; before that they are inferred.
@@ -77,8 +75,7 @@ class Profile:
         return (self.name, *self.aliases)
 
 
-@dataclass(frozen=True)
-class ComputeInstance:
+class ComputeInstance(NamedTuple):
     """A compute instance; with its GPU instance it is the MIG device with this `uuid` (empty if unknown).
 
     `placement` counts the GPU instance's compute slices; null if the driver doesn't report it. `profile` is
@@ -92,8 +89,7 @@ class ComputeInstance:
     profile: str = ""
 
 
-@dataclass(frozen=True)
-class GpuInstance:
+class GpuInstance(NamedTuple):
     """A GPU instance. `profile` and `profile_id` are the profile's index and id, `slices` its GPU slices."""
 
     id: int
@@ -153,8 +149,7 @@ class GpuLayout:
         return Counter(ci.profile for gi in self.instances for ci in gi.compute)
 
 
-@dataclass(frozen=True)
-class Layouts:
+class Layouts(NamedTuple):
     """All GPUs of a node, in NVML's order."""
 
     driver_version: str = ""
@@ -170,12 +165,12 @@ def layouts_from_json(data: Any, where: str = "") -> Layouts:
     ValueError, for anything else."""
     layouts = from_plain(Layouts, data, where=where)
     gpus = (replace(gpu, instances=tuple(map(_with_profiles, gpu.instances))) for gpu in layouts.gpus)
-    return replace(layouts, gpus=tuple(gpus))
+    return layouts._replace(gpus=tuple(gpus))
 
 
 def _with_profiles(gi: GpuInstance) -> GpuInstance:
-    compute = (replace(ci, profile=device_name(gi.name, gi.slices, ci.slices)) for ci in gi.compute)
-    return replace(gi, compute=tuple(compute))
+    compute = (ci._replace(profile=device_name(gi.name, gi.slices, ci.slices)) for ci in gi.compute)
+    return gi._replace(compute=tuple(compute))
 
 
 _STARTS_AT_MULTIPLES_OF = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
@@ -202,8 +197,7 @@ _NAME = re.compile(r"(?:([1-9]\d?)c\.)?([1-9]\d?)g\.(\d{1,4})gb(?:([+-])(.+))?",
 _ATTRIBUTE = re.compile(r"[a-z](?:[a-z0-9.]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class DeviceName:
+class DeviceName(NamedTuple):
     """A MIG device: `compute` of the `slices` compute slices of the GPU instance `instance`.
 
     `added` and `removed` are the attributes of the instance's profile: ``+me,gfx`` or ``-me``.
@@ -257,8 +251,7 @@ Bin = tuple[int, ...]
 """Compute instances of one GPU instance by their slices, the largest first."""
 
 
-@dataclass(frozen=True)
-class ComputeTarget:
+class ComputeTarget(NamedTuple):
     """A desired compute instance; `kept` is the existing one. Without `placement`: anywhere."""
 
     slices: int

@@ -17,9 +17,9 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpunode.gpu.child import Parent
 from gpunode.gpu.model import profile_name
@@ -56,8 +56,7 @@ _T = TypeVar("_T")
 _Default = TypeVar("_Default")
 
 
-@dataclass(frozen=True)
-class InstanceInfo:
+class InstanceInfo(NamedTuple):
     """An instance: NVML's handle, its id, its profile's id and its placement."""
 
     handle: Handle
@@ -273,7 +272,7 @@ def _compute(nvml: Nvml, gi: Handle, offered: Mapping[int, ComputeProfile]) -> t
         read = partial(_places, nvml, call, "c_nvmlComputeInstancePlacement_t", gi, profile_id)
         places = _unless((FUNCTION_NOT_FOUND, *_ABSENT), read, ())  # drivers before 525 report none
         places = places or inferred.get(offer.slices, ())
-        result.setdefault(offer.slices, replace(offer, placements=places))
+        result.setdefault(offer.slices, offer._replace(placements=places))
     return tuple(result.values())
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpunode.mig.model import (
     Bin,
@@ -37,8 +38,7 @@ class CannotPlace(Exception):
         self.fits = fits
 
 
-@dataclass(frozen=True)
-class InstanceTarget:
+class InstanceTarget(NamedTuple):
     """A desired GPU instance with all of its compute instances; `kept` is the existing one."""
 
     profile_id: int
@@ -89,8 +89,7 @@ def meaning(gpu: GpuLayout, name: str) -> tuple[Profile, int] | None:
     return None
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """The desired compute instances of one profile, by their slices."""
 
     profile: Profile
@@ -118,8 +117,7 @@ def _wish(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[_Part, ...]:
 # --- the search -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(NamedTuple):
     """One solution: which instances stay with which compute instances, and what is created."""
 
     kept: tuple[tuple[GpuInstance, Bin], ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpunode.mig.config import DesiredLayout, ImpossibleMigConfig
 from gpunode.mig.model import ComputeTarget, GpuInstance, GpuLayout, Placement
@@ -12,8 +13,7 @@ from gpunode.mig.placement import CannotPlace, InstanceTarget, solve
 AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode needs a reset; from Hopper on it doesn't
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One change.
 
     `action` is enable, disable, reset, destroy-compute, destroy-instance, create-instance or create-compute.
@@ -47,8 +47,7 @@ class Step:
         }[self.action]
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """A MIG device: its profile, its GPU instance's place, its instances' ids and its UUID."""
 
     profile: str
@@ -58,8 +57,7 @@ class Device:
     uuid: str
 
 
-@dataclass(frozen=True)
-class GpuPlan:
+class GpuPlan(NamedTuple):
     """The steps for one GPU.
 
     `target` is None while its driver reports no profiles, which it does once MIG is on. `reset`: none, needed
@@ -176,7 +174,7 @@ def towards(
             instance.id,
         )
         destroy += [
-            replace(whole, action="destroy-compute", ci=compute.id, slices=compute.slices)
+            whole._replace(action="destroy-compute", ci=compute.id, slices=compute.slices)
             for compute in instance.compute
             if compute.id not in inner
         ]
@@ -194,7 +192,7 @@ def towards(
         gi = instance_target.kept.id if instance_target.kept is not None else None
         create += [base] if instance_target.kept is None else []
         create += [
-            replace(base, action="create-compute", gi=gi, slices=c.slices, inner=c.placement)
+            base._replace(action="create-compute", gi=gi, slices=c.slices, inner=c.placement)
             for c in instance_target.compute
             if c.kept is None
         ]

@@ -7,8 +7,7 @@ can't be reset while it is open: close the session first.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
@@ -63,8 +62,7 @@ class MigError(GpunodeError):
         self.nvml_code = nvml_code
 
 
-@dataclass(frozen=True)
-class MigProcess:
+class MigProcess(NamedTuple):
     """A process on a GPU, or on one of its instances; `gi` and `ci` are None for the whole GPU."""
 
     pid: int

@@ -12,9 +12,8 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpunode.cdi.nodes import MIG_MINORS, mig_minors
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
@@ -40,8 +39,7 @@ Held = tuple[int, int | None, int | None]
 """A GPU's minor number, and the ids of a GPU instance and a compute instance; None for any."""
 
 
-@dataclass(frozen=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """One obstacle to a GPU's plan. `kind` is process, pod or module.
 
     `what` is the device or instance that it uses. `container` is its engine's id, `engine` docker or podman
@@ -253,8 +251,7 @@ _CONTAINER = re.compile(r"(docker|podman):([0-9a-f]{12})", re.ASCII)
 _DRAIN_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}", re.ASCII)
 
 
-@dataclass(frozen=True)
-class StoppedUsers:
+class StoppedUsers(NamedTuple):
     """What was stopped.
 
     Units, containers (ENGINE:ID) and nvidia_drm, if it was unloaded, are restarted; processes are not.
@@ -361,22 +358,22 @@ def _stop(
     host: Host, word: str, done: StoppedUsers, progress: Progress, keep: Callable[[StoppedUsers], None]
 ) -> StoppedUsers:
     if word.isdigit():
-        now = replace(done, pids=_appended(done.pids, int(word)))
+        now = done._replace(pids=_appended(done.pids, int(word)))
         keep(now)
         _end(host, int(word), progress)
         return now
     if container := _CONTAINER.fullmatch(word):
-        now = replace(done, containers=_appended(done.containers, word))
+        now = done._replace(containers=_appended(done.containers, word))
         argv: tuple[str, ...] = (container[1], "stop", "-t", f"{_TERM_SECONDS:g}", container[2])
     elif word == DRM:
-        now, argv = replace(done, module=True), ("modprobe", "-r", DRM)
+        now, argv = done._replace(module=True), ("modprobe", "-r", DRM)
     else:
         unit = word if "." in word else f"{word}.service"
         if not host.run(("systemctl", "is-active", "--quiet", unit), timeout=10.0).ok:
             if unit not in done.units:
                 progress.info(f"{unit} isn't running")
             return done
-        now, argv = replace(done, units=_appended(done.units, unit)), ("systemctl", "stop", unit)
+        now, argv = done._replace(units=_appended(done.units, unit)), ("systemctl", "stop", unit)
     keep(now)
     _call(host, argv, progress, refused=lambda: keep(done))
     return now
@@ -465,8 +462,7 @@ _CHILD = "gpunode.gpu.nvml_watcher"
 _SIGNALS = {"USR1": 10, "HUP": 1}  # signal(7)
 
 
-@dataclass(frozen=True)
-class Clients:
+class Clients(NamedTuple):
     """Process ids of those services, and of their children that query NVML."""
 
     services: tuple[int, ...] = ()

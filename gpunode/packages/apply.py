@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gpunode.errors import GpunodeError, PreconditionError, RolledBackError
 from gpunode.host import Host
@@ -31,8 +31,7 @@ from gpunode.packages.manager import (
 from gpunode.packages.repository import SUFFIX
 
 
-@dataclass(frozen=True)
-class PackageJob:
+class PackageJob(NamedTuple):
     """The work to do. `watched` are the packages to roll back if it fails, `before` their state.
 
     `held` are those of them that were on hold. `context` goes into the journal; `before` is added to it, so
@@ -46,14 +45,13 @@ class PackageJob:
     progress: Progress
     watched: tuple[str, ...]
     before: Mapping[str, str]
-    context: Mapping[str, Any] = field(default_factory=dict)
+    context: Mapping[str, Any] = MappingProxyType({})
     lock_seconds: float = WAIT_SECONDS
     held: tuple[str, ...] = ()
     stays: bool = True
 
 
-@dataclass(frozen=True)
-class CarriedOut:
+class CarriedOut(NamedTuple):
     """What was done. `commands` ran, in this order; `journal` is the entry that rolls the files back, empty
     if none was written."""
 

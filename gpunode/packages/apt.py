@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.host import Host
 from gpunode.host.process import Completed
@@ -61,8 +62,7 @@ _INSTALLS = re.compile(r"^Inst (\S+)(?: \[([^\]]+)\])? \((\S+)")
 _REMOVES = re.compile(r"^(?:Remv|Purg) (\S+) \[([^\]]+)\]")
 
 
-@dataclass(frozen=True)
-class AptPaths:
+class AptPaths(NamedTuple):
     """The directories of this apt, without a slash at the end."""
 
     etc: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.facts import driver
 from gpunode.facts.bulletins import end_of_life, maintained_branches
@@ -24,8 +23,7 @@ BRANCHES = "driver_branches"
 _OPEN_BY_DEFAULT = 560  # the first branch where NVIDIA's installer uses the open module
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The branch and the flavor, the reasons for them, and the objections."""
 
     branch: int
@@ -35,8 +33,7 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Need:
+class _Need(NamedTuple):
     """The requirements of the GPUs.
 
     Branches from `first` to `last` (0: no limit), each with the kind of GPU that requires it, and the only

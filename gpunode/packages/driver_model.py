@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpunode.errors import Unreadable
 from gpunode.facts import driver
@@ -26,8 +25,7 @@ DISTRIBUTION, NVIDIA = "distribution", "nvidia"
 FLAVOURS = (OPEN, PROPRIETARY)
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(NamedTuple):
     """The options of the command line; 0 and empty leave the choice to the plan.
 
     `repository` is distribution, nvidia, or the address of a mirror of NVIDIA's repository. `hold` keeps the
@@ -42,8 +40,7 @@ class Wish:
     key: bytes = b""
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(NamedTuple):
     """The node's state as far as it matters for the driver. `architecture` is NVIDIA's name, sbsa for arm64.
 
     `version` and `opened` are those of the present driver (loaded, else on disk), empty and None without one;
@@ -63,7 +60,7 @@ class Situation:
     version: str = ""
     opened: bool | None = None
     loaded: bool = False
-    packages: Packages = field(default_factory=Packages)
+    packages: Packages = Packages()
     stream: str = ""
     repositories: tuple[str, ...] = ()
     run_installed: bool = False
@@ -80,7 +77,7 @@ class Situation:
     switches: int = 0
     nvlink5: bool = False
     rack: bool = False
-    users: GpuUsers = field(default_factory=GpuUsers)
+    users: GpuUsers = GpuUsers()
     unread: tuple[str, ...] = ()
 
     @property
@@ -119,8 +116,7 @@ class Situation:
         return tuple(dict.fromkeys(filter(None, (self.kernel, self.next_kernel))))
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """One choice and the fact that led to it.
 
     The fact's source is a path, a table with its date, or an option.
@@ -132,8 +128,7 @@ class Decision:
     source: str
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why the plan can't run. `code` is stable kebab-case."""
 
     code: str
@@ -141,8 +136,7 @@ class Refusal:
     hint: str
 
 
-@dataclass(frozen=True)
-class DriverPackage:
+class DriverPackage(NamedTuple):
     """One package of the plan.
 
     `version` is the manager's whole one, empty while it isn't known; `origin` the repository that offers it;
@@ -156,8 +150,7 @@ class DriverPackage:
     exact: bool = False
 
 
-@dataclass(frozen=True)
-class DriverPlan:
+class DriverPlan(NamedTuple):
     """`data` of the envelope DriverPlan.
 
     `commands` run in order once the `files` are written. The first `preparing` of them only add the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpunode.facts.driver import branch
 from gpunode.facts.driver_targets import RUN_INSTALLER
@@ -180,7 +180,7 @@ def _erasing(command: Command, manager: Manager) -> Command:
     if word is None or "install" not in command.argv:
         return command
     at = command.argv.index("install") + 1
-    return replace(command, argv=(*command.argv[:at], word, *command.argv[at:]))
+    return command._replace(argv=(*command.argv[:at], word, *command.argv[at:]))
 
 
 def settling(situation: Situation) -> tuple[Command, ...]:
@@ -369,7 +369,7 @@ def previewed(
     except PackagesError as error:
         hint = hint_of(error.code, manager.name, error.hint)
         refusal = Refusal("package-manager", error.message, hint)
-        return replace(plan, refusals=(refusal,)), ()
+        return plan._replace(refusals=(refusal,)), ()
     removed = [
         change.name
         for change in changes
@@ -381,7 +381,7 @@ def previewed(
             f"{manager.name} would take these packages out as well: {', '.join(removed)}",
             "find out why; remove them yourself if they are not needed, then run this again",
         )
-        plan = replace(plan, refusals=(refusal,))
+        plan = plan._replace(refusals=(refusal,))
     return plan, changes
 
 
@@ -426,10 +426,9 @@ def plan_driver(host: Host, situation: Situation, wish: Wish) -> DriverPlan:
     if not situation.gpus or any(
         refusal.code in ("container", "wsl2", "tegra", "immutable") for refusal in barred
     ):
-        return replace(base, branch=0, flavour="", decisions=(), notes=())
+        return base._replace(branch=0, flavour="", decisions=(), notes=())
     route = choose_route(situation, wish, choice)
-    base = replace(
-        base,
+    base = base._replace(
         route=route.name,
         decisions=(*base.decisions, *route.decisions),
         refusals=(*base.refusals, *route.refusals),
@@ -457,11 +456,15 @@ def _with_packages(
     notes = (*base.notes, *resolved.notes, *_fits(situation, base), *((why,) if why else ()))
     if states and not known and resolved.packages:
         notes += ("exact versions are known once the package manager has read the repository",)
-    plan = replace(
-        base, version=resolved.version, packages=resolved.packages, decisions=decisions, refusals=refusals,
-        notes=notes, resolved=known and bool(resolved.version),
+    plan = base._replace(
+        version=resolved.version,
+        packages=resolved.packages,
+        decisions=decisions,
+        refusals=refusals,
+        notes=notes,
+        resolved=known and bool(resolved.version),
         watched=_considered(situation, route, choice, headers),
-    )  # fmt: skip
+    )
     end = manager.finish() if states else None
     if end is None and _up_to_date(situation, plan):
         if not situation.loaded:
@@ -470,14 +473,13 @@ def _with_packages(
             [package.name for package in plan.packages if not states[package.name].held] if wish.hold else []
         )
         if loose:
-            return replace(plan, commands=(manager.hold(loose),), notes=notes)
-        return replace(plan, up_to_date=True, notes=notes)
+            return plan._replace(commands=(manager.hold(loose),), notes=notes)
+        return plan._replace(up_to_date=True, notes=notes)
     work = _Steps(manager, route, choice, way, needs[0], end)
     return _with_commands(plan, situation, wish, work)
 
 
-@dataclass(frozen=True)
-class _Steps:
+class _Steps(NamedTuple):
     """The steps to a plan. `headers` are installed first; `end` finishes a killed run's transaction."""
 
     manager: Manager
@@ -501,7 +503,7 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _St
         plan.packages, work.headers, manager, branch=choice.branch, switching=switching
     )
     if wish.hold:
-        plan = replace(plan, refusals=(*plan.refusals, *unable_to_hold(manager)))
+        plan = plan._replace(refusals=(*plan.refusals, *unable_to_hold(manager)))
     plan, changes = previewed(plan, manager, installs[-1])
     hold = (manager.hold(to_hold(plan, changes)),) if wish.hold else ()
     finishing = finishing_commands(situation, plan.packages, hold, reboot=bool(reboot))
@@ -513,14 +515,17 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _St
         *finishing,
     )
     if wish.hold and work.way == PREBUILT:
-        plan = replace(plan, notes=(*plan.notes, _NO_NEW_KERNELS))
-    return replace(
-        plan, files=files(situation, route), commands=steps,
+        plan = plan._replace(notes=(*plan.notes, _NO_NEW_KERNELS))
+    return plan._replace(
+        files=files(situation, route),
+        commands=steps,
         preparing=len(preparing) and len(preparing) + bool(work.end),
-        finishing=len(finishing), changes=changes, reboot=reboot,
+        finishing=len(finishing),
+        changes=changes,
+        reboot=reboot,
         watched=tuple(dict.fromkeys((*plan.watched, *(entry.name for entry in changes), *_here(situation)))),
         stream_back=stream_back,
-    )  # fmt: skip
+    )
 
 
 def _here(situation: Situation) -> tuple[str, ...]:

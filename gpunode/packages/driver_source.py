@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.facts.driver import branch, version_numbers
 from gpunode.facts.driver_targets import REPOSITORY
@@ -35,8 +34,7 @@ _ARCHIVE_RELEASE = "-0ubuntu0."  # NVIDIA's packages for Ubuntu are 580.95.05-0u
 _FOREIGN = {"akmod-nvidia": "RPM Fusion", "xorg-x11-drv-nvidia": "RPM Fusion", "kmod-nvidia": "ELRepo"}
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """`name` is the one in the table of packages, empty if there is none.
 
     `directory` is NVIDIA's for this distribution, empty where nothing comes from NVIDIA; `base` the address
@@ -65,8 +63,7 @@ class Route:
         return (PLAIN,) if self.name == SUSE else (DKMS,)
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(NamedTuple):
     """A package's name, whether it must have the driver's version, and whether it is optional."""
 
     name: str
@@ -345,8 +342,7 @@ def _no_dkms(situation: Situation) -> Refusal:
 _NVIDIA, _OTHERS = "NVIDIA's repository", "the distribution's own"
 
 
-@dataclass(frozen=True)
-class PackageSelection:
+class PackageSelection(NamedTuple):
     """The packages with their versions, the driver's version, refusals and notes."""
 
     version: str = ""

@@ -12,8 +12,8 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from gpunode.errors import GpunodeError
 from gpunode.host import Host
@@ -28,8 +28,7 @@ class PackagesError(GpunodeError):
     default_code = "packages"
 
 
-@dataclass(frozen=True)
-class Available:
+class Available(NamedTuple):
     """One available version. `version` is the manager's whole one: ``1.20.0-1``, ``3:595.91.07-1.el9``.
 
     `origins` are the addresses (apt) or ids (dnf, zypper) of the repositories that offer it; none if it is
@@ -40,8 +39,7 @@ class Available:
     origins: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class PackageState:
+class PackageState(NamedTuple):
     """One package. `installed` and `candidate` are empty if there is none.
 
     `candidate` is what an install without a version would take, by all pins and priorities. `available` is
@@ -77,8 +75,7 @@ def matches(version: str, desired: str) -> bool:
     return desired in (version, without_epoch, without_epoch.partition("-")[0])
 
 
-@dataclass(frozen=True)
-class PackageRequest:
+class PackageRequest(NamedTuple):
     """A package to install, at the manager's whole version.
 
     Where no version is known: the newest of the driver `branch`, or the candidate if that is 0.
@@ -94,8 +91,7 @@ class PackageRequest:
         return f"{self.name}{sign}{version}" if version else self.name
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One program as it is shown and run.
 
     `environ` is added to the current environment, `seconds` is the timeout without output: a kernel module's
@@ -104,7 +100,7 @@ class Command:
     """
 
     argv: tuple[str, ...]
-    environ: Mapping[str, str] = field(default_factory=dict)
+    environ: Mapping[str, str] = MappingProxyType({})
     seconds: float = 1800.0
     changes: bool = True
     tolerated: bool = False
@@ -120,8 +116,7 @@ class Command:
         return " ".join([*(f"{name}={value}" for name, value in self.environ.items()), shlex.join(self.argv)])
 
 
-@dataclass(frozen=True)
-class FileChange:
+class FileChange(NamedTuple):
     """A file that must have `content`, or be removed if that is None. `reason` is for the user."""
 
     path: str
@@ -129,8 +124,7 @@ class FileChange:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class PackageChange:
+class PackageChange(NamedTuple):
     """A transaction's effect on one package: `before` is empty if it is new, `after` if it is removed."""
 
     name: str
@@ -138,8 +132,7 @@ class PackageChange:
     after: str = ""
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(NamedTuple):
     """The holder of a lock: the locked file, the process, and its name as far as they are known (0, "")."""
 
     path: str
@@ -171,8 +164,7 @@ class Trouble(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(NamedTuple):
     """The error in the manager's own words, one line, and the hint."""
 
     trouble: Trouble

@@ -55,8 +55,7 @@ class Facts(NamedTuple):
     key: bytes
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One enabled entry of one file. `key` is its signing key, empty if it names none.
 
     `trusted` is whether the expected key is in that file; None if that is unknown, as for an address.
@@ -69,16 +68,14 @@ class Entry:
     trusted: bool | None = None
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """An entry and its state."""
 
     entry: Entry
     state: State
 
 
-@dataclass(frozen=True)
-class DesiredRepository:
+class DesiredRepository(NamedTuple):
     """The desired repository. `base` has no slash at the end; `asked` if the user named it.
 
     `key` is armored, `fingerprint` its 40 hex digits, empty without gpg; `sha256` are the digests of files
@@ -92,8 +89,7 @@ class DesiredRepository:
     asked: bool = False
 
 
-@dataclass(frozen=True)
-class RepositoryPlan:
+class RepositoryPlan(NamedTuple):
     """The files to change, none if the repository is already configured.
 
     `file` is the one that names it and `id` its id in dnf and zypper, empty if that isn't known. `judged` are

@@ -7,7 +7,8 @@ partial upgrade leaves a runtime that starts no container.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from gpunode.errors import UsageError
 from gpunode.host import Host
@@ -29,8 +30,7 @@ PACKAGES = facts().packages
 _REVISION = "-1"  # all of NVIDIA's packages of a release have had this revision
 
 
-@dataclass(frozen=True)
-class Goal:
+class Goal(NamedTuple):
     """The request: a version, the newest with `upgrade`, else any that all have; `hold` keeps it."""
 
     version: str = ""
@@ -38,8 +38,7 @@ class Goal:
     hold: bool = False
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(NamedTuple):
     """The commands, and the version of each package after them.
 
     The version is the manager's whole one, empty if it isn't known before the repository has been read.
@@ -48,7 +47,7 @@ class Steps:
 
     commands: tuple[Command, ...] = ()
     install: Command | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = MappingProxyType({})
 
 
 def common_version(states: States) -> str:
@@ -197,8 +196,7 @@ def _older(state: PackageState, version: str) -> bool:
 _SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class PackageFile:
+class PackageFile(NamedTuple):
     """One file, and its metadata."""
 
     path: str

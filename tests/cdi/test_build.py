@@ -1,7 +1,5 @@
 """From an inventory to a specification, without a machine."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,7 +103,7 @@ RENDER = DeviceNode("/dev/dri/renderD128", 226, 128, 0o660, 105)
 def with_render_node(limit):
     drm = {"0000:00:00.0": (RENDER.path,)}
     nodes = facts("/dev/nvidia0", drm=drm)
-    nodes = replace(nodes, present={**nodes.present, RENDER.path: RENDER})
+    nodes = nodes._replace(present={**nodes.present, RENDER.path: RENDER})
     return build(inventory(gpu(0)), nodes, driver(), None, Form(limit=limit)).spec
 
 

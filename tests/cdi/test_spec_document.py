@@ -31,7 +31,11 @@ EDITS = st.builds(
     st.lists(st.integers(1, 2**32 - 1), max_size=2).map(tuple),
 )
 SPECS = st.builds(
-    Spec, TEXT, st.lists(st.builds(Device, TEXT, EDITS), min_size=1, max_size=3).map(tuple), EDITS
+    Spec,
+    TEXT,
+    st.lists(st.builds(Device, TEXT, EDITS), min_size=1, max_size=3).map(tuple),
+    EDITS,
+    numbers=st.just(()),  # they are in a comment
 )
 
 

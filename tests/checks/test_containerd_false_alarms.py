@@ -1,7 +1,5 @@
 """Engine checks close to false alarms, and the container that --deep starts."""
 
-from dataclasses import replace
-
 import pytest
 
 from fixtures.machines import machine, recorded_host
@@ -212,6 +210,6 @@ def test_system_containerd_files_are_ignored_for_a_kubernetes_distribution(tmp_p
         rendered.read_text().partition('[plugins."io.containerd.cri.v1.runtime".containerd')[0]
     )
     node = Node(host)
-    node.__dict__["cri"] = replace(node.cri, handlers=("runc",))
+    node.__dict__["cri"] = node.cri._replace(handlers=("runc",))
     found = BY_ID["containerd-runtime-missing"].run(node)
     assert found.status is PASS and "through CDI" in found.summary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,7 +78,7 @@ def test_deleted_pod_is_gone_unless_it_has_ended() -> None:
 def test_server_text_is_quoted_in_commands_to_copy() -> None:
     message = "0/1 nodes are available: 1 node(s) had untolerated taint {$(reboot): x}."
     assert pods.unschedulable(message, AIM).hint.endswith(" '$(reboot)-'")
-    aim = replace(AIM, resources={"nvidia.com/x;reboot": "1"})
+    aim = AIM._replace(resources={"nvidia.com/x;reboot": "1"})
     short = pods.unschedulable(f"0/1 nodes are available: 1 Insufficient {AIM.resource}.", aim)
     assert short.hint.endswith("--resource 'nvidia.com/x;reboot'")
 

@@ -44,7 +44,7 @@ class Node:
         return self
 
     def reads(self, **changes: object) -> Node:
-        self.reading = replace(self.reading, **changes)  # type: ignore[arg-type]
+        self.reading = self.reading._replace(**changes)  # type: ignore[arg-type]
         self.checker.readings([self.reading], self.now)
         return self
 
@@ -157,7 +157,7 @@ def test_only_xid_48_counts_if_all_others_are_disabled() -> None:
     node.xid(79).reads(recovery_action="reset", ecc_volatile=3)
     assert node.why() == ""
     assert node.xid(48).why() == "xid-48"
-    node.checker.readings([replace(node.reading, error="the GPU is lost")], node.now)
+    node.checker.readings([node.reading._replace(error="the GPU is lost")], node.now)
     assert node.why(whole(0)) == ""
 
 
@@ -216,8 +216,8 @@ def test_reading_that_does_not_make_a_gpu_unhealthy(changes: dict[str, object]) 
 
 
 def test_errors_counted_before_the_start_are_ignored() -> None:
-    assert Node(replace(GOOD, ecc_volatile=7)).why() == ""
-    assert Node(replace(GOOD, ecc_volatile=7)).reads(ecc_volatile=8).why() == "ecc"
+    assert Node(GOOD._replace(ecc_volatile=7)).why() == ""
+    assert Node(GOOD._replace(ecc_volatile=7)).reads(ecc_volatile=8).why() == "ecc"
 
 
 def test_persistent_condition_clears_after_the_hold_time() -> None:
@@ -227,7 +227,7 @@ def test_persistent_condition_clears_after_the_hold_time() -> None:
 
 
 def test_first_fabric_registration_needs_no_hold_time_and_a_later_loss_does() -> None:
-    node = Node(replace(GOOD, fabric_state="in-progress")).reads(fabric_state="completed")
+    node = Node(GOOD._replace(fabric_state="in-progress")).reads(fabric_state="completed")
     assert node.later(1).why() == ""
     node.reads(fabric_state="in-progress").later(5).reads(fabric_state="completed")
     assert node.later(1).why() == "fabric"
@@ -422,7 +422,7 @@ def test_remembered_mark_applies_from_the_start_and_clears_as_usual() -> None:
     checker.readings([GOOD], NOW)
     checker.tick(NOW + 1000)
     assert checker.problem(whole(1)) == mark.problem
-    checker.readings([replace(GOOD, generation="boot/2/550")], NOW + 1000)
+    checker.readings([GOOD._replace(generation="boot/2/550")], NOW + 1000)
     checker.tick(NOW + 1061)
     assert checker.problem(whole(1)) is None
     assert checker.kept == ()

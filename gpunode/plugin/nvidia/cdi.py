@@ -59,7 +59,7 @@ def make_content(
         raise GpunodeError("NVML doesn't report the driver's version", hint="gpunode doctor")
     units = {unit.id: unit for resource in plan.resources for unit in resource.units}
     advertised = _advertised(inventory, units)
-    nodes = replace(read_nodes(host, advertised.gpus, roots.dev_here), dev_root=roots.dev)
+    nodes = read_nodes(host, advertised.gpus, roots.dev_here)._replace(dev_root=roots.dev)
     by_index = settings.device_id_strategy == INDEX
     whole = settings.mig_strategy == "none"
     names = (INDEX,) if by_index else (UUID,)
@@ -108,7 +108,7 @@ def _driver_files(host: Host, settings: Settings, inventory: Inventory, roots: R
         sockets = tuple(daemon_sockets(Host(host.path(roots.driver_here), {}), roots.driver))
     if "disable-ipc-discoverer" in settings.cdi_feature_flags:
         sockets = ()
-    return replace(files, root=roots.driver, sockets=sockets)
+    return files._replace(root=roots.driver, sockets=sockets)
 
 
 def _others(host: Host, common: Common, roots: Roots) -> Iterator[tuple[str, Spec]]:
@@ -162,7 +162,7 @@ class HookChoice:
         if self._choice[0] != key:
             self._choice = key, _find(self._host, settings, roots)
         program = self._choice[1]
-        return replace(program, known=program.known - disabled) if program else None
+        return program._replace(known=program.known - disabled) if program else None
 
     def programs(self, settings: Settings, roots: Roots) -> tuple[object, ...]:
         """Changes when one of them is installed, removed or replaced."""

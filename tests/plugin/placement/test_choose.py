@@ -61,7 +61,7 @@ def test_fullest_numa_node_is_used_up_first() -> None:
 def test_nvswitch_links_count_and_the_numa_node_breaks_ties() -> None:
     assert chosen("hgx-h100", range(8), [6], 4) == ids(6, 4, 5, 7)
     half = MACHINES["pcie"]
-    switched = replace(half.topology, switch_links={uuid(index): 6 for index in (0, 1, 6, 7)})
+    switched = half.topology._replace(switch_links={uuid(index): 6 for index in (0, 1, 6, 7)})
     assert prefer(Settings(), half.snapshot(), switched, ids(*range(8)), (), 4) == ids(0, 1, 6, 7)
 
 
