@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.gpu.child import ChildFailure, answer, start, unusable
@@ -46,7 +47,7 @@ class _Answers(NamedTuple):
     inventory: Mapping[str, Any] | None = None
     conditions: Mapping[str, Any] | None = None
     error: _Failure | None = None
-    cuda: Mapping[str, Any] = {}
+    cuda: Mapping[str, Any] = MappingProxyType({})
     timeout: bool = False
     problem: str = ""
 

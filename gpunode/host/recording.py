@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError
@@ -45,16 +46,16 @@ class _Image(NamedTuple):
     Env: tuple[str, ...] | None = None
 
 
-class _Answers(NamedTuple):
+class _DaemonAnswers(NamedTuple):
     """One daemon's; the objects are checked by the clients in `daemons`."""
 
-    info: Mapping[str, Any] = {}
-    version: Mapping[str, Any] | tuple[str, str] = {}
-    status: Mapping[str, Any] = {}
+    info: Mapping[str, Any] = MappingProxyType({})
+    version: Mapping[str, Any] | tuple[str, str] = MappingProxyType({})
+    status: Mapping[str, Any] = MappingProxyType({})
     config: str | Mapping[str, Any] = ""
-    images: Mapping[str, _Image | None] = {}
+    images: Mapping[str, _Image | None] = MappingProxyType({})
     containers: tuple[Mapping[str, Any], ...] = ()
-    allocatable: Mapping[str, tuple[str, ...]] = {}
+    allocatable: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     pods: tuple[Mapping[str, Any], ...] = ()
     problem: _Problem = _Problem()
 
@@ -65,7 +66,7 @@ class _Recording(NamedTuple):
     commands: Mapping[str, _Command]
     devices: Mapping[str, _Device]
     sockets: Mapping[str, str]
-    daemons: Mapping[str, _Answers]
+    daemons: Mapping[str, _DaemonAnswers]
     nvml: Mapping[str, Any]
     filesystems: Mapping[str, Mapping[str, int]]
     modes: Mapping[str, str]
