@@ -18,7 +18,7 @@ from gpunode.cdi.nodes import (
     open_to_group_only,
     read_nodes,
 )
-from gpunode.cdi.spec import SOCKET, Device, Edits, Mount, NodeEdit, Spec, needed
+from gpunode.cdi.spec import SOCKET, Edits, Mount, NodeEdit, Spec, SpecDevice, needed
 from gpunode.cdi.versions import GROUPS, NEWEST, Version, text
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
 from gpunode.facts.cdi import known_gpus
@@ -242,7 +242,7 @@ def _devices(
     hooks: HookProgram | None,
     every: bool,
     groups: bool,
-) -> Iterator[Device]:
+) -> Iterator[SpecDevice]:
     """Every device once for each kind of name, then ``all``. A name that is in use isn't given again.
 
     Neither is a name that CDI doesn't allow, because engines would ignore the whole file. Drivers before 470
@@ -254,9 +254,9 @@ def _devices(
             name = _name(device, kind)
             if name not in used and _NAME.fullmatch(name):
                 used.add(name)
-                yield Device(name, _edits((device,), facts, hooks, groups))
+                yield SpecDevice(name, _edits((device,), facts, hooks, groups))
     if every:
-        yield Device("all", _edits(readable, facts, hooks, groups))
+        yield SpecDevice("all", _edits(readable, facts, hooks, groups))
 
 
 def _edits(devices: tuple[_Device, ...], facts: NodeFacts, hooks: HookProgram | None, groups: bool) -> Edits:
@@ -447,7 +447,8 @@ def feature_spec(
 ) -> Spec:
     """A specification of these device files by name: ``all``, or a channel's number."""
     described = tuple(
-        Device(name, device_edits(nodes, dev_root)._replace(mounts=mounts)) for name, nodes in devices.items()
+        SpecDevice(name, device_edits(nodes, dev_root)._replace(mounts=mounts))
+        for name, nodes in devices.items()
     )
     spec = Spec(kind, described, Edits())
     return Spec(kind, described, Edits(), needed(spec))

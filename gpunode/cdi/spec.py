@@ -59,7 +59,7 @@ class Edits(NamedTuple):
     gids: tuple[int, ...] = ()
 
 
-class Device(NamedTuple):
+class SpecDevice(NamedTuple):
     """A device name that a container may request, and its edits in addition to the common ones."""
 
     name: str
@@ -73,7 +73,7 @@ class Spec(NamedTuple):
     """
 
     kind: str
-    devices: tuple[Device, ...]
+    devices: tuple[SpecDevice, ...]
     edits: Edits
     version: Version = (0, 5, 0)
     numbers: tuple[tuple[str, int, int], ...] = ()

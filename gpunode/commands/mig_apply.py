@@ -24,7 +24,7 @@ from gpunode.kubernetes.access import Access
 from gpunode.mig import node_labels, unfinished
 from gpunode.mig.apply import MigNotRestoredError, Tools, carry_out
 from gpunode.mig.model import GpuLayout, Layouts
-from gpunode.mig.plan import Device, devices_of
+from gpunode.mig.plan import PresentDevice, devices_of
 from gpunode.mig.session import MigSession
 from gpunode.mig.users import GpusInUseError, NvmlPause, Obstacle, StoppedUsers, bring_back, drain
 from gpunode.output.result import Block, Change, ErrorInfo, ExitCode, Progress, Result, Style, Text
@@ -40,8 +40,8 @@ class MigApplication(NamedTuple):
 
     plan: mig_plan.MigPlan
     applied: bool
-    devices: tuple[Device, ...] = ()
-    new: tuple[Device, ...] = ()
+    devices: tuple[PresentDevice, ...] = ()
+    new: tuple[PresentDevice, ...] = ()
     gone: tuple[str, ...] = ()
     drained: tuple[str, ...] = ()
     cdi: str = ""
@@ -60,7 +60,7 @@ class CdiUpdate(NamedTuple):
 
 
 def settle(host: Host, progress: Progress) -> CdiUpdate:
-    """Device files for new instances, and a new CDI specification if this node has one.
+    """PresentDevice files for new instances, and a new CDI specification if this node has one.
 
     Never raises for a failure of these, because the layout was applied.
     """

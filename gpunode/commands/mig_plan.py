@@ -34,7 +34,7 @@ from gpunode.mig.config import (
 from gpunode.mig.model import Layouts, Placement
 from gpunode.mig.node_labels import in_pod
 from gpunode.mig.placement import summary
-from gpunode.mig.plan import Device, GpuPlan, Step, plan, put_back
+from gpunode.mig.plan import GpuPlan, MigStep, PresentDevice, plan, put_back
 from gpunode.mig.session import MigProcess, MigSession, read_layouts
 from gpunode.mig.users import Obstacle, clients, obstacles, untold
 from gpunode.output.result import Block, Cell, Progress, Style, Table, Text
@@ -357,9 +357,9 @@ class PlannedGpu:
     reset: str
     today: tuple[Piece, ...]
     wanted: tuple[Piece, ...] | None
-    steps: tuple[Step, ...]
-    lost: tuple[Device, ...]
-    kept: tuple[Device, ...]
+    steps: tuple[MigStep, ...]
+    lost: tuple[PresentDevice, ...]
+    kept: tuple[PresentDevice, ...]
 
 
 class MigPlan(NamedTuple):
@@ -463,7 +463,7 @@ def _group(members: Sequence[PlannedGpu]) -> Iterator[Block]:
         yield Text(f"  {line}", Style.COMMAND)
 
 
-def lines(steps: Sequence[Step]) -> tuple[str, ...]:
+def lines(steps: Sequence[MigStep]) -> tuple[str, ...]:
     """The steps for people: the contents of an instance are removed and created with it."""
     removed = {step.gi for step in steps if step.action == "destroy-instance"}
     created = {step.at for step in steps if step.action == "create-instance"}
@@ -483,7 +483,7 @@ def lines(steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(step_lines)
 
 
-def _inside(step: Step, removed: Collection[int | None], created: Collection[Placement | None]) -> bool:
+def _inside(step: MigStep, removed: Collection[int | None], created: Collection[Placement | None]) -> bool:
     """Whether it is part of another step, which removes or creates the whole."""
     if step.action == "destroy-compute":
         return step.gi in removed

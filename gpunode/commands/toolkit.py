@@ -47,9 +47,9 @@ from gpunode.packages.manager import (
 from gpunode.packages.repository import (
     SUFFIX,
     DesiredRepository,
+    EntryState,
     Judged,
     RepositoryPlan,
-    State,
     desired_repository,
     judge,
     plan_repository,
@@ -626,9 +626,9 @@ STATUS = "ToolkitStatus"
 _INSTALL = "gpunode toolkit install"
 _STATUS_FAMILY = {"apt": "debian", "dnf": "rhel", "zypper": "suse"}
 _STATE_PHRASES = {
-    State.RETIRED: "is retired: NVIDIA no longer serves it",
-    State.DUPLICATE: "names the repository a second time",
-    State.OTHER_KEY: "is to be signed by a key that is missing or isn't NVIDIA's",
+    EntryState.RETIRED: "is retired: NVIDIA no longer serves it",
+    EntryState.DUPLICATE: "names the repository a second time",
+    EntryState.OTHER_KEY: "is to be signed by a key that is missing or isn't NVIDIA's",
 }
 
 
@@ -719,7 +719,7 @@ def _status_blocks(data: ToolkitStatus) -> Iterator[Block]:
         for package in data.packages
     )
     yield Table(("PACKAGE", "INSTALLED", "NEWEST", "FROM", "PINNED"), rows)
-    good = (State.USED, State.CHANNEL, State.REPLACED)
+    good = (EntryState.USED, EntryState.CHANNEL, EntryState.REPLACED)
     for repository in data.repositories:
         style = Style.GOOD if repository.state in good else Style.WARN
         entry = repository.entry

@@ -30,7 +30,7 @@ from gpunode.facts.images import vector_add_image
 from gpunode.gpu import vectoradd
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.probe import NvmlProbe, probe
-from gpunode.gpu.vectoradd import Answer, DeviceResult, Plan
+from gpunode.gpu.vectoradd import DevicePlan, DeviceResult, ProgramAnswer
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
@@ -62,7 +62,7 @@ def run(host: Host, progress: Progress, timeout: float = SECONDS) -> Result:
     nvml, desired = _probed(host, progress)
     if not host.live:
         return _simulated(nvml, desired, progress)
-    answer = Answer(())
+    answer = ProgramAnswer(())
     if desired.runnable or not desired.settled:
         with progress.step("vector-add on host"):
             answer = _on_host(host, timeout, desired)
@@ -75,25 +75,25 @@ def run_in_container(host: Host, request: ContainerRequest, progress: Progress) 
     if request.image:
         return _own_image(host, request, progress)
     nvml, desired = _probed(host, progress)
-    answer, via = Answer(()), ""
+    answer, via = ProgramAnswer(()), ""
     if desired.runnable or not desired.settled:
         with progress.step(f"vector-add on {request.engine}"):
             answer, via = in_container(host, request, desired.uuids, progress)
     return _proof(request.engine, nvml, desired, answer, via)
 
 
-def _probed(host: Host, progress: Progress) -> tuple[NvmlProbe, Plan]:
+def _probed(host: Host, progress: Progress) -> tuple[NvmlProbe, DevicePlan]:
     with progress.step("querying NVML for the GPUs"):
         nvml = probe(host, _NVML_SECONDS)
     return nvml, vectoradd.plan(nvml.inventory)
 
 
-def _proof(on: str, nvml: NvmlProbe, desired: Plan, answer: Answer, via: str = "") -> Result:
+def _proof(on: str, nvml: NvmlProbe, desired: DevicePlan, answer: ProgramAnswer, via: str = "") -> Result:
     messages = () if nvml.inventory else (f"NVML: {nvml.message}; the devices were read from CUDA",)
     return _report(Verification(on, vectoradd.merge(desired, answer.devices), via=via), answer, messages)
 
 
-def _simulated(nvml: NvmlProbe, desired: Plan, progress: Progress) -> Result:
+def _simulated(nvml: NvmlProbe, desired: DevicePlan, progress: Progress) -> Result:
     """A recorded machine: the sums of its GPUs are computed on this CPU, and every result says so."""
     if nvml.inventory is None:
         raise explain_failure(nvml)
@@ -102,10 +102,10 @@ def _simulated(nvml: NvmlProbe, desired: Plan, progress: Progress) -> Result:
             vectoradd.vector_add((device.index, device.uuid, device.name) for device in desired.runnable)
         )
     data = Verification("host", vectoradd.merge(desired, done))
-    return _report(data, Answer(done), (vectoradd.NOTICE,))
+    return _report(data, ProgramAnswer(done), (vectoradd.NOTICE,))
 
 
-def _on_host(host: Host, timeout: float, desired: Plan) -> Answer:
+def _on_host(host: Host, timeout: float, desired: DevicePlan) -> ProgramAnswer:
     arguments = vectoradd.arguments(desired.uuids, timeout)
     limit = vectoradd.longest_run(len(desired.uuids), timeout)
     done = host.run(module_argv(vectoradd.MODULE, *arguments), timeout=limit)
@@ -116,7 +116,7 @@ def _on_host(host: Host, timeout: float, desired: Plan) -> Answer:
 
 def in_container(
     host: Host, request: ContainerRequest, uuids: Sequence[str], progress: Progress
-) -> tuple[Answer, str]:
+) -> tuple[ProgramAnswer, str]:
     """The result for these GPUs (all that CUDA reports if none are named), and how the container got its
     GPUs.
 
@@ -134,13 +134,15 @@ def in_container(
     return answer, str(done.way)
 
 
-def _without_driver(answer: Answer) -> bool:
+def _without_driver(answer: ProgramAnswer) -> bool:
     """Whether every failure is a missing libcuda."""
     messages = [device.message for device in answer.devices] + [answer.error] * bool(answer.error)
     return bool(messages) and all("libcuda.so.1 can't be loaded" in message for message in messages)
 
 
-def _not_injected(host: Host, runtime_name: str, done: ContainerOutcome, answer: Answer) -> GpunodeError:
+def _not_injected(
+    host: Host, runtime_name: str, done: ContainerOutcome, answer: ProgramAnswer
+) -> GpunodeError:
     output = " ".join([answer.error, *(device.message for device in answer.devices)])
     if "Permission denied" in output:
         return GpunodeError(
@@ -157,7 +159,7 @@ def _not_injected(host: Host, runtime_name: str, done: ContainerOutcome, answer:
     )
 
 
-def _read(code: int, stdout: str, stderr: str) -> Answer:
+def _read(code: int, stdout: str, stderr: str) -> ProgramAnswer:
     try:
         return vectoradd.read_answer(stdout)
     except ValueError as error:
@@ -181,17 +183,17 @@ def _own_image(host: Host, request: ContainerRequest, progress: Progress) -> Res
         message = f"exit code {done.exit_code}, no {_PASSED!r}: {last_line}"
         result = DeviceResult(0, "", request.image, status="fail", message=message)
     data = Verification(request.engine, (result,), request.image, str(done.way))
-    return _report(data, Answer((result,)), ())
+    return _report(data, ProgramAnswer((result,)), ())
 
 
-def _report(data: Verification, answer: Answer, messages: tuple[str, ...]) -> Result:
+def _report(data: Verification, answer: ProgramAnswer, messages: tuple[str, ...]) -> Result:
     errors = tuple(_errors(data.devices, answer))
     code = ExitCode.FAILED if errors else ExitCode.OK
     status = "fail" if errors else "ok"
     return Result("Verification", data, status, code, messages, errors, _blocks(data, answer))
 
 
-def _errors(devices: Sequence[DeviceResult], answer: Answer) -> list[ErrorInfo]:
+def _errors(devices: Sequence[DeviceResult], answer: ProgramAnswer) -> list[ErrorInfo]:
     if answer.error:
         return [ErrorInfo("cuda", answer.error, _HINTS.get(answer.code or 0, _DOCTOR))]
     failed = [device for device in devices if _failed(device)]
@@ -218,7 +220,7 @@ def _hint(failed: Sequence[DeviceResult]) -> str:
     return f"{_DOCTOR}; dmesg | grep -i xid"
 
 
-def _blocks(data: Verification, answer: Answer) -> tuple[Block, ...]:
+def _blocks(data: Verification, answer: ProgramAnswer) -> tuple[Block, ...]:
     devices = data.devices
     if not devices:
         return ()

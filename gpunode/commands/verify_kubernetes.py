@@ -27,7 +27,7 @@ from gpunode.kubernetes.api import (
 )
 from gpunode.kubernetes.changes import patiently
 from gpunode.kubernetes.manifests import CONTAINER, HOSTNAME, RUN, VectorAdd, ours, vector_add
-from gpunode.kubernetes.pods import DOCTOR, Aim, Phase, Reason, State
+from gpunode.kubernetes.pods import DOCTOR, Aim, Phase, PodState, Reason
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import read_own_status
@@ -68,7 +68,7 @@ class PodFollower:
     def follow(self, namespace: str, created: Json, timeout: float) -> PodResult:
         """`ClusterError` if the API server refuses or stays unreachable. At most `timeout` seconds."""
         began = self._host.monotonic()
-        name, pod, state, looks = str(created["metadata"]["name"]), created, State(Phase.PENDING), 0
+        name, pod, state, looks = str(created["metadata"]["name"]), created, PodState(Phase.PENDING), 0
         while True:
             pod = self._look(namespace, name, pod, began + timeout)
             state = pods.state(pod, self._events(namespace, pod), self._aim)
@@ -118,7 +118,7 @@ class PodFollower:
             return ()
         return ()
 
-    def _out_of_patience(self, state: State, waited: float, timeout: float) -> Reason | None:
+    def _out_of_patience(self, state: PodState, waited: float, timeout: float) -> Reason | None:
         """The reason that has lasted too long, or the timeout."""
         reason, now = state.reason, self._host.monotonic()
         if reason is None:

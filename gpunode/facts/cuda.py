@@ -25,7 +25,7 @@ from gpunode.host.files import SMALL_BYTES
 if TYPE_CHECKING:
     from gpunode.facts.node import Node
     from gpunode.gpu.model import Gpu
-    from gpunode.gpu.vectoradd import Answer
+    from gpunode.gpu.vectoradd import ProgramAnswer
 
 
 DEBUGGING = (
@@ -191,7 +191,7 @@ DEVICE_SECONDS = 8.0
 _SECONDS = 20.0  # less than the doctor's limit for one check
 
 
-def run_cuda(host: Host) -> Answer | None:
+def run_cuda(host: Host) -> ProgramAnswer | None:
     """The program's result; a recorded machine has it under ``nvml.cuda``, None without it."""
     from gpunode.gpu.vectoradd import MODULE, arguments, read_answer
 

@@ -234,7 +234,7 @@ _GRACE_SECONDS = 1.0
 _READ_SECONDS = 0.1  # for the output of one that ended while another one was waited for
 
 
-class Outcome(NamedTuple):
+class ChildResult(NamedTuple):
     """How a child ended: its output, its exit code (negative for a signal), whether it timed out."""
 
     output: bytes
@@ -242,9 +242,9 @@ class Outcome(NamedTuple):
     timed_out: bool = False
 
 
-def run_each(commands: Sequence[Sequence[str]], timeout: float) -> list[Outcome]:
+def run_each(commands: Sequence[Sequence[str]], timeout: float) -> list[ChildResult]:
     """Run every command, `AT_ONCE` at a time, each for at most `timeout` seconds; in their order."""
-    outcomes: list[Outcome] = []
+    outcomes: list[ChildResult] = []
     for first in range(0, len(commands), AT_ONCE):
         deadline = time.monotonic() + timeout
         children: list[subprocess.Popen[bytes]] = []
@@ -252,7 +252,7 @@ def run_each(commands: Sequence[Sequence[str]], timeout: float) -> list[Outcome]
             for command in commands[first : first + AT_ONCE]:
                 running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
                 children.append(running)
-            outcomes += [_outcome(running, deadline) for running in children]
+            outcomes += [_child_result(running, deadline) for running in children]
         finally:
             for running in children:
                 running.kill()  # does nothing for those that have ended
@@ -261,19 +261,19 @@ def run_each(commands: Sequence[Sequence[str]], timeout: float) -> list[Outcome]
     return outcomes
 
 
-def _outcome(running: subprocess.Popen[bytes], deadline: float) -> Outcome:
+def _child_result(running: subprocess.Popen[bytes], deadline: float) -> ChildResult:
     """Wait for a child, and kill it at the deadline; one that is stuck in the kernel is abandoned."""
     try:
         output, _ = running.communicate(timeout=max(_READ_SECONDS, deadline - time.monotonic()))
-        return Outcome(output, running.returncode)
+        return ChildResult(output, running.returncode)
     except subprocess.TimeoutExpired as error:
         running.kill()
         with suppress(subprocess.TimeoutExpired):
             running.wait(_GRACE_SECONDS)
-        return Outcome(error.output or b"", -signal.SIGKILL, True)
+        return ChildResult(error.output or b"", -signal.SIGKILL, True)
 
 
-def _result(target: Target, outcome: Outcome, timeout: float) -> DeviceResult:
+def _result(target: Target, outcome: ChildResult, timeout: float) -> DeviceResult:
     answer = _answer(outcome)
     if answer is not None:
         return DeviceResult(**answer)
@@ -282,7 +282,7 @@ def _result(target: Target, outcome: Outcome, timeout: float) -> DeviceResult:
     return DeviceResult(target.index, target.uuid, target.name, status=status, message=message)
 
 
-def _answer(outcome: Outcome) -> dict[str, Any] | None:
+def _answer(outcome: ChildResult) -> dict[str, Any] | None:
     """The child's result, if it wrote one; how it exited afterwards is irrelevant."""
     try:
         answer = json.loads(outcome.output)
@@ -291,7 +291,7 @@ def _answer(outcome: Outcome) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _ending(outcome: Outcome, timeout: float) -> str:
+def _ending(outcome: ChildResult, timeout: float) -> str:
     if outcome.timed_out:
         return f"did not end within {timeout:g} s: the GPU or its driver hangs"
     if outcome.code < 0:
@@ -364,7 +364,7 @@ PROGRAM_FILES = (
 _START_SECONDS = 15.0
 
 
-class Answer(NamedTuple):
+class ProgramAnswer(NamedTuple):
     """The program's output. `error` says why CUDA can't even count devices, `code` is its CUresult."""
 
     devices: tuple[DeviceResult, ...]
@@ -385,16 +385,16 @@ def longest_run(devices: int, timeout: float) -> float:
     return rounds * (timeout + 2.0) + _START_SECONDS
 
 
-def read_answer(text: str) -> Answer:
+def read_answer(text: str) -> ProgramAnswer:
     """Parse the program's output; its document is the last line. ValueError if there is none."""
     try:
         document = json.loads(text.strip().rpartition("\n")[2])
         devices = tuple(_device(item) for item in document["devices"])
         error = document["error"]
         if error is None:
-            return Answer(devices)
+            return ProgramAnswer(devices)
         code = error["code"]
-        return Answer(devices, str(error["message"]), code if isinstance(code, int) else None)
+        return ProgramAnswer(devices, str(error["message"]), code if isinstance(code, int) else None)
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
         raise ValueError(f"not a vector-add answer: {problem!r}") from problem
 
@@ -416,7 +416,7 @@ def _device(item: Any) -> DeviceResult:
 # The devices of an inventory that can run a kernel: whole GPUs, or the MIG devices of a partitioned GPU.
 
 
-class Plan(NamedTuple):
+class DevicePlan(NamedTuple):
     """`runnable` devices as pending results, and `settled` ones that need no test."""
 
     runnable: tuple[DeviceResult, ...] = ()
@@ -427,7 +427,7 @@ class Plan(NamedTuple):
         return tuple(device.uuid for device in self.runnable)
 
 
-def plan(inventory: Inventory | None) -> Plan:
+def plan(inventory: Inventory | None) -> DevicePlan:
     """Divide an inventory's devices; a GPU that NVML can't read or that has another one's UUID fails, a GPU
     in MIG mode without MIG devices is skipped.
     """
@@ -450,10 +450,10 @@ def plan(inventory: Inventory | None) -> Plan:
             ]
         else:
             runnable.append(DeviceResult(gpu.index, gpu.uuid, gpu.name))
-    return Plan(tuple(runnable), tuple(results))
+    return DevicePlan(tuple(runnable), tuple(results))
 
 
-def merge(desired: Plan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ...]:
+def merge(desired: DevicePlan, seen: Sequence[DeviceResult]) -> tuple[DeviceResult, ...]:
     """The program's results with the inventory's indices and names, in the inventory's order."""
     by_uuid = {result.uuid: result for result in seen}
     results = [

@@ -41,7 +41,7 @@ class NamedExtension(msgspec.Struct):
     extension: Any = None
 
 
-class Cluster(models.Cluster):
+class KubeconfigCluster(models.Cluster):
     server: str = ""  # lightkube's default is http://localhost:8080
     proxy: str | None = msgspec.field(name="proxy-url", default=None)
     tls_name: str | None = msgspec.field(name="tls-server-name", default=None)
@@ -68,7 +68,7 @@ class NamedContext(msgspec.Struct):
 
 class NamedCluster(msgspec.Struct):
     name: str
-    value: Cluster = msgspec.field(name="cluster")
+    value: KubeconfigCluster = msgspec.field(name="cluster")
 
 
 class NamedUser(msgspec.Struct):
@@ -188,7 +188,7 @@ def _parse(path: str, text: str) -> Kubeconfig:
 # --- cluster and user -----------------------------------------------------------------------------------
 
 
-def _checked_cluster(host: Host, file: str, cluster: Cluster) -> Cluster:
+def _checked_cluster(host: Host, file: str, cluster: KubeconfigCluster) -> KubeconfigCluster:
     authority = None if cluster.certificate_auth_data else cluster.certificate_auth
     return changed(
         cluster,
@@ -210,7 +210,9 @@ def _existing(host: Host, file: str, name: str | None, key: str) -> str | None:
     return path
 
 
-def _with_user(host: Host, connection: Connection, cluster: Cluster, file: str, user: User) -> Connection:
+def _with_user(
+    host: Host, connection: Connection, cluster: KubeconfigCluster, file: str, user: User
+) -> Connection:
     program = user.exec
     if program is not None:
 
@@ -289,7 +291,7 @@ class _Credential(msgspec.Struct):
     status: _Status
 
 
-def _from_program(host: Host, program: Program, file: str, cluster: Cluster) -> models.User:
+def _from_program(host: Host, program: Program, file: str, cluster: KubeconfigCluster) -> models.User:
     """Run it. `NoAccess` says why it can't be run or what its error output is; its output is never shown."""
     argv, env = _command_line(program, file)
     spec: dict[str, Any] = {"interactive": False}
@@ -346,7 +348,7 @@ def _encodes(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _cluster_info(host: Host, cluster: Cluster) -> dict[str, Any]:
+def _cluster_info(host: Host, cluster: KubeconfigCluster) -> dict[str, Any]:
     """The description of the cluster for a program (client.authentication.k8s.io/v1, Cluster)."""
     info = {
         "server": cluster.server,

@@ -316,7 +316,7 @@ class Phase(StrEnum):
     GONE = "Gone"
 
 
-class State(NamedTuple):
+class PodState(NamedTuple):
     """`reason`: why the pod doesn't progress, or failed; None while it progresses."""
 
     phase: Phase
@@ -327,19 +327,19 @@ class State(NamedTuple):
         return self.phase in (Phase.SUCCEEDED, Phase.FAILED, Phase.GONE)
 
 
-def state(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> State:
+def state(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], aim: Aim) -> PodState:
     """A pod's state; parts of a wrong type are ignored. `events` oldest first."""
     status = as_dict(pod.get("status"))
     phase = str(status.get("phase") or "Pending")
     if phase == Phase.SUCCEEDED:
-        return State(Phase.SUCCEEDED)
+        return PodState(Phase.SUCCEEDED)
     if phase == Phase.FAILED:
-        return State(Phase.FAILED, _failure(status, aim))
+        return PodState(Phase.FAILED, _failure(status, aim))
     if as_dict(pod.get("metadata")).get("deletionTimestamp"):
-        return State(Phase.GONE, _GONE)
+        return PodState(Phase.GONE, _GONE)
     if phase == Phase.RUNNING:
-        return State(Phase.RUNNING)
-    return State(Phase.PENDING, _hindrance(status, events, aim))
+        return PodState(Phase.RUNNING)
+    return PodState(Phase.PENDING, _hindrance(status, events, aim))
 
 
 def _failure(status: Mapping[str, Any], aim: Aim) -> Reason:
@@ -377,7 +377,7 @@ def _hindrance(status: Mapping[str, Any], events: Sequence[Mapping[str, Any]], a
     return None
 
 
-def verdict(pod_state: State, log: str, aim: Aim) -> Reason | None:
+def verdict(pod_state: PodState, log: str, aim: Aim) -> Reason | None:
     """None if it passed: it succeeded, and its log contains the pass message. A shell may hide that the
     program failed."""
     if pod_state.phase is Phase.SUCCEEDED:
@@ -390,7 +390,7 @@ def verdict(pod_state: State, log: str, aim: Aim) -> Reason | None:
     return pod_state.reason
 
 
-def _by_program(pod_state: State) -> bool:
+def _by_program(pod_state: PodState) -> bool:
     """Whether the program itself failed: then its log has the best reason."""
     return pod_state.reason is None or pod_state.reason.message.startswith(("Error", "Completed"))
 

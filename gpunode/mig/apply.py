@@ -12,7 +12,7 @@ from gpunode.host import Host
 from gpunode.host.transaction import attempt
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.placement import CannotPlace, InstanceTarget, solve
-from gpunode.mig.plan import GpuPlan, Step, as_it_was, reached, same_layout, towards
+from gpunode.mig.plan import GpuPlan, MigStep, as_it_was, reached, same_layout, towards
 from gpunode.mig.session import MigSession
 from gpunode.mig.unfinished import UnfinishedGpus, end, save
 
@@ -171,7 +171,7 @@ def _gpu(layouts: Layouts, gpu: GpuLayout) -> GpuLayout:
     return layout
 
 
-def _do(tools: Tools, session: MigSession, step: Step, created: dict[tuple[str, int], int]) -> None:
+def _do(tools: Tools, session: MigSession, step: MigStep, created: dict[tuple[str, int], int]) -> None:
     """Carry out one step on instances; `created` has the ids of new GPU instances by UUID and start."""
     with tools.announce(f"GPU {step.gpu}: {step.text}"):
         if step.action == "destroy-compute":

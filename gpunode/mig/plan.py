@@ -13,7 +13,7 @@ from gpunode.mig.placement import CannotPlace, InstanceTarget, solve
 AMPERE = 7  # NVML_DEVICE_ARCH_AMPERE: its MIG mode needs a reset; from Hopper on it doesn't
 
 
-class Step(NamedTuple):
+class MigStep(NamedTuple):
     """One change.
 
     `action` is enable, disable, reset, destroy-compute, destroy-instance, create-instance or create-compute.
@@ -47,7 +47,7 @@ class Step(NamedTuple):
         }[self.action]
 
 
-class Device(NamedTuple):
+class PresentDevice(NamedTuple):
     """A MIG device: its profile, its GPU instance's place, its instances' ids and its UUID."""
 
     profile: str
@@ -67,9 +67,9 @@ class GpuPlan(NamedTuple):
 
     wish: DesiredLayout
     target: tuple[InstanceTarget, ...] | None
-    steps: tuple[Step, ...]
-    lost: tuple[Device, ...] = ()
-    kept: tuple[Device, ...] = ()
+    steps: tuple[MigStep, ...]
+    lost: tuple[PresentDevice, ...] = ()
+    kept: tuple[PresentDevice, ...] = ()
     reset: str = "none"
 
     @property
@@ -118,7 +118,7 @@ def _plan(wish: DesiredLayout, target: tuple[InstanceTarget, ...] | None) -> Gpu
     gpu = wish.gpu
     switches = gpu.current != wish.enabled
     mode_is_set = gpu.current == wish.enabled and gpu.pending == wish.enabled
-    mode = () if mode_is_set else (Step("enable" if wish.enabled else "disable", gpu.index, gpu.uuid),)
+    mode = () if mode_is_set else (MigStep("enable" if wish.enabled else "disable", gpu.index, gpu.uuid),)
     reset = "none"
     if switches and not gpu.architecture:
         reset = "unknown"
@@ -137,7 +137,7 @@ def _plan(wish: DesiredLayout, target: tuple[InstanceTarget, ...] | None) -> Gpu
     return GpuPlan(
         wish,
         target,
-        (*destroy, *mode, *((Step("reset", gpu.index, gpu.uuid),) if reset == "needed" else ()), *create),
+        (*destroy, *mode, *((MigStep("reset", gpu.index, gpu.uuid),) if reset == "needed" else ()), *create),
         tuple(device for device in devices if (device.gi, device.ci) not in kept_ids),
         tuple(device for device in devices if (device.gi, device.ci) in kept_ids),
         reset,
@@ -157,14 +157,14 @@ def _target(wish: DesiredLayout, switches: bool, mode_only: bool) -> tuple[Insta
 
 def towards(
     gpu: GpuLayout, present: Sequence[GpuInstance], target: Sequence[InstanceTarget]
-) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+) -> tuple[tuple[MigStep, ...], tuple[MigStep, ...]]:
     """The steps that destroy, then the steps that create, so that `present` becomes `target`."""
     by_id = {entry.kept.id: entry for entry in target if entry.kept is not None}
-    destroy: list[Step] = []
+    destroy: list[MigStep] = []
     for instance in present:
         stays = by_id.get(instance.id)
         inner = {c.kept.id for c in stays.compute if c.kept is not None} if stays else set()
-        whole = Step(
+        whole = MigStep(
             "destroy-instance",
             gpu.index,
             gpu.uuid,
@@ -179,9 +179,9 @@ def towards(
             if compute.id not in inner
         ]
         destroy += [whole] if stays is None else []
-    create: list[Step] = []
+    create: list[MigStep] = []
     for instance_target in sorted(target, key=lambda each: -each.placement.size):
-        base = Step(
+        base = MigStep(
             "create-instance",
             gpu.index,
             gpu.uuid,
@@ -199,10 +199,12 @@ def towards(
     return tuple(destroy), tuple(create)
 
 
-def devices_of(instances: Iterable[GpuInstance]) -> tuple[Device, ...]:
+def devices_of(instances: Iterable[GpuInstance]) -> tuple[PresentDevice, ...]:
     """The MIG devices of some GPU instances."""
     return tuple(
-        Device(ci.profile, gi.placement, gi.id, ci.id, ci.uuid) for gi in instances for ci in gi.compute
+        PresentDevice(ci.profile, gi.placement, gi.id, ci.id, ci.uuid)
+        for gi in instances
+        for ci in gi.compute
     )
 
 

@@ -26,7 +26,7 @@ from gpunode.facts.workloads import container_of
 from gpunode.host import PLUGIN_STATE, Host
 from gpunode.host.process import Completed
 from gpunode.mig.model import GpuLayout
-from gpunode.mig.plan import Device, GpuPlan
+from gpunode.mig.plan import GpuPlan, PresentDevice
 from gpunode.mig.session import MigProcess
 from gpunode.output.result import Progress
 
@@ -171,7 +171,7 @@ def _used(plan: GpuPlan, gi: int | None, ci: int | None) -> str:
     return ""
 
 
-def _device(gpu: GpuLayout, device: Device) -> str:
+def _device(gpu: GpuLayout, device: PresentDevice) -> str:
     return f"the {device.profile} at {device.at} of GPU {gpu.index}"
 
 

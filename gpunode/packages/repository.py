@@ -28,7 +28,7 @@ _CHANNELS = re.compile(r"^(stable|experimental)/(deb|rpm)/")
 _SCHEMES = ("https://", "http://", "file:/")
 
 
-class State(StrEnum):
+class EntryState(StrEnum):
     """The relation of an entry to the toolkit's repository."""
 
     USED = "used"
@@ -55,7 +55,7 @@ class Facts(NamedTuple):
     key: bytes
 
 
-class Entry(NamedTuple):
+class RepositoryEntry(NamedTuple):
     """One enabled entry of one file. `key` is its signing key, empty if it names none.
 
     `trusted` is whether the expected key is in that file; None if that is unknown, as for an address.
@@ -71,8 +71,8 @@ class Entry(NamedTuple):
 class Judged(NamedTuple):
     """An entry and its state."""
 
-    entry: Entry
-    state: State
+    entry: RepositoryEntry
+    state: EntryState
 
 
 class DesiredRepository(NamedTuple):
@@ -139,41 +139,45 @@ def facts() -> Facts:
 
 
 def judge(
-    entries: Sequence[Entry], desired: DesiredRepository, address: str, file: str
+    entries: Sequence[RepositoryEntry], desired: DesiredRepository, address: str, file: str
 ) -> tuple[Judged, ...]:
-    """The entries of the toolkit, each with its state; one at most is `State.USED`."""
+    """The entries of the toolkit, each with its state; one at most is `EntryState.USED`."""
     about = [(entry, _first_state(entry, desired, address, file)) for entry in entries]
-    usable = [entry for entry, state in about if state is State.USED]
+    usable = [entry for entry, state in about if state is EntryState.USED]
     best = min(usable, key=lambda candidate: (not candidate.trusted, candidate.path != file), default=None)
     return tuple(
-        Judged(entry, State.DUPLICATE if state is State.USED and entry is not best else state)
+        Judged(entry, EntryState.DUPLICATE if state is EntryState.USED and entry is not best else state)
         for entry, state in about
         if state is not None
     )
 
 
-def _first_state(entry: Entry, desired: DesiredRepository, address: str, file: str) -> State | None:
+def _first_state(
+    entry: RepositoryEntry, desired: DesiredRepository, address: str, file: str
+) -> EntryState | None:
     """The state of one entry alone; None if it doesn't concern the toolkit."""
     place = _place(entry.address)
     below = _below_nvidia(place)
     if entry.path == file and not desired.asked and below is None:
-        return State.USED  # a mirror that was configured earlier, with its key
+        return EntryState.USED  # a mirror that was configured earlier, with its key
     if place == _place(address):
-        return State.OTHER_KEY if entry.trusted is False else State.USED
+        return EntryState.OTHER_KEY if entry.trusted is False else EntryState.USED
     if below is None:
-        return State.REPLACED if entry.path == file else None
+        return EntryState.REPLACED if entry.path == file else None
     if not _CHANNELS.match(below):
-        return State.RETIRED
-    return State.REPLACED if desired.asked else State.CHANNEL
+        return EntryState.RETIRED
+    return EntryState.REPLACED if desired.asked else EntryState.CHANNEL
 
 
-def _entry(shelf: Shelf, desired: DesiredRepository, path: str, line: int, address: str, key: str) -> Entry:
+def _entry(
+    shelf: Shelf, desired: DesiredRepository, path: str, line: int, address: str, key: str
+) -> RepositoryEntry:
     """An entry. Its key is read only if `judge` judges it: a node has many more entries and keys."""
     place = _place(address)
     about_toolkit = (
         path == shelf.file or place == _place(shelf.address(desired)) or _below_nvidia(place) is not None
     )
-    return Entry(path, line, address, key, shelf.holds(key, desired) if about_toolkit else None)
+    return RepositoryEntry(path, line, address, key, shelf.holds(key, desired) if about_toolkit else None)
 
 
 def _below_nvidia(place: str) -> str | None:
@@ -197,10 +201,10 @@ def plan_repository(host: Host, shelf: Shelf, desired: DesiredRepository) -> Rep
     """
     entries = shelf.entries(desired)
     results = judge(entries, desired, shelf.address(desired), shelf.file)
-    used = next((judgement.entry for judgement in results if judgement.state is State.USED), None)
-    off: dict[str, list[Entry]] = {}
+    used = next((judgement.entry for judgement in results if judgement.state is EntryState.USED), None)
+    off: dict[str, list[RepositoryEntry]] = {}
     for judgement in results:
-        if judgement.state not in (State.USED, State.CHANNEL):
+        if judgement.state not in (EntryState.USED, EntryState.CHANNEL):
             off.setdefault(judgement.entry.path, []).append(judgement.entry)
     files: list[FileChange] = []
     if used is None:
@@ -227,7 +231,9 @@ def _added(host: Host, shelf: Shelf, desired: DesiredRepository) -> list[FileCha
     return [change for change in changes if host.read_bytes(change.path) != change.content]
 
 
-def _disabled(host: Host, shelf: Shelf, path: str, gone: Sequence[Entry], *, alone: bool) -> list[FileChange]:
+def _disabled(
+    host: Host, shelf: Shelf, path: str, gone: Sequence[RepositoryEntry], *, alone: bool
+) -> list[FileChange]:
     """Rename the file if it has nothing else, else disable only the entries."""
     what = f"retired: {gone[0].address}"
     if not alone:
@@ -272,7 +278,7 @@ class AptShelf:
         """The key's file: apt reads an armored key from a file with this suffix, without gpg."""
         return f"{self.apt.places.etc}/keyrings/{NAME}.asc"
 
-    def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
+    def entries(self, desired: DesiredRepository) -> tuple[RepositoryEntry, ...]:
         """Every enabled entry, NVIDIA's or not."""
         places = self.apt.places
         sources = read_sources(self.host, places.sources_list, places.sources_parts)
@@ -337,7 +343,7 @@ class RpmShelf:
     def key_file(self) -> str:
         return _RPM_KEY
 
-    def entries(self, desired: DesiredRepository) -> tuple[Entry, ...]:
+    def entries(self, desired: DesiredRepository) -> tuple[RepositoryEntry, ...]:
         return tuple(
             _entry(
                 self, desired, path, line, settings.get("baseurl", "").split()[0], settings.get("gpgkey", "")

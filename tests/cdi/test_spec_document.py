@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cdi.spec import (
-    Device,
     Edits,
     Hook,
     Mount,
     NodeEdit,
     Spec,
+    SpecDevice,
     as_tree,
     encode,
     format_of,
@@ -33,7 +33,7 @@ EDITS = st.builds(
 SPECS = st.builds(
     Spec,
     TEXT,
-    st.lists(st.builds(Device, TEXT, EDITS), min_size=1, max_size=3).map(tuple),
+    st.lists(st.builds(SpecDevice, TEXT, EDITS), min_size=1, max_size=3).map(tuple),
     EDITS,
     numbers=st.just(()),  # they are in a comment
 )
@@ -49,7 +49,7 @@ def test_yaml_and_json_parse_to_the_same_specification(spec):
 
 @pytest.mark.parametrize("name", ["0", "no", "1:2", "1e3", "null", "~", "0x10"])
 def test_names_that_look_like_other_yaml_types_stay_strings(name):
-    spec = Spec("nvidia.com/gpu", (Device(name, Edits(("A=1",))),), Edits())
+    spec = Spec("nvidia.com/gpu", (SpecDevice(name, Edits(("A=1",))),), Edits())
     assert yaml.safe_load(encode(spec, "yaml"))["devices"][0]["name"] == name
 
 
@@ -61,7 +61,7 @@ def test_only_fields_that_cdi_knows_are_written():
         Hook("/bin/h", ("h",), ("E=1",)),
     )
     spec = Spec(
-        "v/c", (Device("0", Edits(nodes=(node,))),), Edits(("A=1",), (node,), (mount,), (hook,), (44,))
+        "v/c", (SpecDevice("0", Edits(nodes=(node,))),), Edits(("A=1",), (node,), (mount,), (hook,), (44,))
     )
     tree = as_tree(spec)
     assert list(tree) == ["cdiVersion", "kind", "devices", "containerEdits"]
@@ -76,7 +76,7 @@ def test_only_fields_that_cdi_knows_are_written():
 
 
 def test_own_file_is_recognized_by_its_first_line_and_lists_device_numbers():
-    spec = Spec("v/c", (Device("a", Edits()),), Edits(), numbers=(("/dev/nvidia-uvm", 508, 0),))
+    spec = Spec("v/c", (SpecDevice("a", Edits()),), Edits(), numbers=(("/dev/nvidia-uvm", 508, 0),))
     data = encode(spec, "yaml")
     assert made_by_gpunode(data)
     assert b"#   /dev/nvidia-uvm 508:0\n" in data

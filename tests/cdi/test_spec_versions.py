@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpunode.cdi.spec import Device, Edits, NodeEdit, Spec, needed
+from gpunode.cdi.spec import Edits, NodeEdit, Spec, SpecDevice, needed
 from gpunode.cdi.versions import limit, reads
 from gpunode.facts.daemons import Daemon
 
@@ -43,9 +43,9 @@ def test_oldest_reader_sets_the_version_and_engines_without_cdi_are_ignored():
 
 
 def test_required_version_follows_from_the_fields_used():
-    plain = Device("GPU-1", Edits(nodes=(NodeEdit("/dev/a"),)))
-    moved = Device("GPU-1", Edits(nodes=(NodeEdit("/dev/a", "/b/dev/a"),)))
+    plain = SpecDevice("GPU-1", Edits(nodes=(NodeEdit("/dev/a"),)))
+    moved = SpecDevice("GPU-1", Edits(nodes=(NodeEdit("/dev/a", "/b/dev/a"),)))
     assert needed(Spec("nvidia.com/gpu", (plain,), Edits())) == (0, 3, 0)
-    assert needed(Spec("nvidia.com/gpu", (plain, Device("0", Edits())), Edits())) == (0, 5, 0)
+    assert needed(Spec("nvidia.com/gpu", (plain, SpecDevice("0", Edits())), Edits())) == (0, 5, 0)
     assert needed(Spec("nvidia.com/gpu", (moved,), Edits())) == (0, 5, 0)
     assert needed(Spec("nvidia.com/gpu.shared", (plain,), Edits())) == (0, 6, 0)

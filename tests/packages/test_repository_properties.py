@@ -12,8 +12,8 @@ from gpunode.packages.apt import Apt, AptPaths
 from gpunode.packages.repository import (
     SUFFIX,
     AptShelf,
+    EntryState,
     RpmShelf,
-    State,
     desired_repository,
     judge,
     plan_repository,
@@ -71,8 +71,8 @@ def assert_settles(root, shelf, host, base):
     applied(host, root, plan_repository(host, shelf, desired))
     judged = judge(shelf.entries(desired), desired, shelf.address(desired), shelf.file)
     states = [one.state for one in judged]
-    assert states.count(State.USED) == 1
-    assert set(states) <= {State.USED, State.CHANNEL}
+    assert states.count(EntryState.USED) == 1
+    assert set(states) <= {EntryState.USED, EntryState.CHANNEL}
     assert plan_repository(host, shelf, desired).files == ()
     assert [one.address for one in shelf.entries(desired) if "example.com/debian" in one.address] == others
     for path, before in text.items():  # nothing is deleted: it has its name, or the new one, or was ours
