@@ -318,12 +318,8 @@ class Pod:
 def kubelet() -> Iterator[tuple[KubeletStub, Path]]:
     """A kubelet's stand-in, and the root of its node; short, because sockets have short paths."""
     with tempfile.TemporaryDirectory(prefix="gp-", dir="/tmp") as name:
-        stub = KubeletStub(Host(), f"{name}{DEVICE_PLUGINS}")
-        stub.start()
-        try:
+        with KubeletStub(Host(), f"{name}{DEVICE_PLUGINS}") as stub:
             yield stub, Path(name)
-        finally:
-            stub.stop()
 
 
 @contextmanager

@@ -555,6 +555,13 @@ class KubeletStub:
 
     # --- life -------------------------------------------------------------------------------------------
 
+    def __enter__(self) -> KubeletStub:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         """Remember only the checkpoint, delete every socket of the directory and serve on kubelet.sock."""
         self.endpoints.forget()

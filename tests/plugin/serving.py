@@ -91,17 +91,15 @@ def kubelet(
 ) -> Iterator[tuple[KubeletStub, Start]]:
     """A kubelet, and a function that starts plugins with it; all of them end. `program` replaces gpunode."""
     directory = DIRECTORY if root else str(scratch / "dp")
-    stub = KubeletStub(Host(root, {}) if root else Host(), directory)
-    stub.start()
     started: list[Serving] = []
 
     def start(*arguments: str) -> Serving:
         started.append(Serving(scratch, arguments, root, program))
         return started[-1]
 
-    try:
-        yield stub, start
-    finally:
-        for serving in started:
-            serving.end()
-        stub.stop()
+    with KubeletStub(Host(root, {}) if root else Host(), directory) as stub:
+        try:
+            yield stub, start
+        finally:
+            for serving in started:
+                serving.end()

@@ -229,8 +229,6 @@ def children_with_nvml(parent: int) -> list[int]:
 def embedded(short: Path, scenario: Scenario) -> Iterator[tuple[StubNode, KubeletStub, MemoryLog]]:
     """The same in this process, with shorter limits than the command line accepts."""
     stub = stub_node(short, scenario, libraries="nvml")
-    made = KubeletStub(Host(), str(short / "dp"))
-    made.start()
     log = MemoryLog()
     settings = Settings(
         kubelet_socket=str(short / "dp/kubelet.sock"),
@@ -239,13 +237,13 @@ def embedded(short: Path, scenario: Scenario) -> Iterator[tuple[StubNode, Kubele
         rediscover_seconds=0.2,
     )
     service = make_service(Host(environ={**os.environ, **stub.env}), settings, log)
-    service.start()
-    try:
-        yield stub, made, log
-    finally:
-        service.stop()
-        service.join()
-        made.stop()
+    with KubeletStub(Host(), str(short / "dp")) as made:
+        service.start()
+        try:
+            yield stub, made, log
+        finally:
+            service.stop()
+            service.join()
 
 
 HANG: list[Callable[[str], Fault]] = [

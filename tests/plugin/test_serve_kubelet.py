@@ -63,10 +63,8 @@ def host(short: Path) -> Host:
 
 @pytest.fixture
 def kubelet(host: Host) -> Iterator[KubeletStub]:
-    stub = KubeletStub(host)
-    stub.start()
-    yield stub
-    stub.stop()
+    with KubeletStub(host) as stub:
+        yield stub
 
 
 def test_eight_gpus_become_allocatable_with_their_numa_nodes(host: Host, kubelet: KubeletStub) -> None:
@@ -122,9 +120,7 @@ def test_restarted_kubelet_with_the_same_inode_number_gets_the_gpus_again(
 
 def test_restarted_kubelet_gets_the_gpus_again_if_every_inode_number_repeats(short: Path) -> None:
     host = recorded_host(short, kind=OneInode)
-    stub = KubeletStub(host)
-    stub.start()
-    try:
+    with KubeletStub(host) as stub:
         with running(host) as (service, _):
             for restarts in range(1, 4):
                 assert stub.wait_allocatable(RESOURCE, 8, 30)
@@ -132,8 +128,6 @@ def test_restarted_kubelet_gets_the_gpus_again_if_every_inode_number_repeats(sho
                 stub.restart()
             assert stub.wait_allocatable(RESOURCE, 8, 30)
             assert set(stub.inodes) == {1}
-    finally:
-        stub.stop()
 
 
 def prepare_inode(directory: Path, wanted: int) -> None:
@@ -159,9 +153,7 @@ class OneInode(Host):
 
 def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path, compared: None) -> None:
     host = recorded_host(short, kind=OneInode)
-    stub = KubeletStub(host)
-    stub.start()
-    try:
+    with KubeletStub(host) as stub:
         with running(host) as (service, _):
             assert stub.wait_allocatable(RESOURCE, 8, 30)
             assert eventually(lambda: service.registrations == 1)
@@ -169,8 +161,6 @@ def test_equal_inode_number_does_not_hide_a_new_kubelet(short: Path, compared: N
             os.utime(host.path(stub.socket))  # a new change time is the only sign of a new kubelet
             assert eventually(lambda: service.registrations == 2)
             assert moved.is_socket()
-    finally:
-        stub.stop()
 
 
 def test_deleted_own_socket_is_recreated(host: Host, kubelet: KubeletStub, compared: None) -> None:
@@ -196,12 +186,8 @@ def test_removed_directory_is_waited_for(host: Host, kubelet: KubeletStub) -> No
 def test_kubelet_started_later_is_waited_for(host: Host) -> None:
     with running(host) as (_, log):
         assert eventually(lambda: any("waiting for the kubelet" in line for line in log.messages()))
-        stub = KubeletStub(host)
-        stub.start()
-        try:
+        with KubeletStub(host) as stub:
             assert stub.wait_allocatable(RESOURCE, 8, 30)
-        finally:
-            stub.stop()
 
 
 def test_registration_without_a_stream_is_repeated(host: Host, kubelet: KubeletStub) -> None:

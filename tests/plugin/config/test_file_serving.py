@@ -22,10 +22,8 @@ SLICED = (
 @pytest.fixture
 def kubelet(short: Path) -> Iterator[KubeletStub]:
     (short / "dp").mkdir()
-    made = KubeletStub(Host(), str(short / "dp"))
-    made.start()
-    yield made
-    made.stop()
+    with KubeletStub(Host(), str(short / "dp")) as made:
+        yield made
 
 
 @pytest.fixture

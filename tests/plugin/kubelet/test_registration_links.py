@@ -61,10 +61,8 @@ def host(short: Path) -> Host:
 
 @pytest.fixture
 def kubelet(host: Host) -> Iterator[KubeletStub]:
-    stub = KubeletStub(host)
-    stub.start()
-    yield stub
-    stub.stop()
+    with KubeletStub(host) as stub:
+        yield stub
 
 
 def registry_socket(host: Host) -> str:
@@ -257,26 +255,22 @@ def left_socket(host: Host, name: str) -> None:
 def test_delay_for_the_socket_of_a_killed_plugin_does_not_block_its_successor(host: Host, name: str) -> None:
     """The kubelet has restarted while the plugin was stopped, and has failed to connect to the old socket."""
     left_socket(host, name)
-    stub = KubeletStub(host, times=Times(dial=0.2, first_retry=60.0))
-    stub.start()
-    assert eventually(lambda: stub.watcher.delays(name))
-    with running(host, FakeBackend({GPU: 2}), registration="watcher"):
-        assert stub.wait_allocatable(GPU, 2, 15)
-        assert not host.exists(f"{REGISTRY}/{name}")
-    stub.stop()
+    with KubeletStub(host, times=Times(dial=0.2, first_retry=60.0)) as stub:
+        assert eventually(lambda: stub.watcher.delays(name))
+        with running(host, FakeBackend({GPU: 2}), registration="watcher"):
+            assert stub.wait_allocatable(GPU, 2, 15)
+            assert not host.exists(f"{REGISTRY}/{name}")
 
 
 @pytest.mark.full
 def test_plugin_returning_while_the_kubelet_dials_is_registered_once(host: Host) -> None:
     left_socket(host, "nvidia-gpu.sock")
-    stub = KubeletStub(host, times=Times(reconcile=0.3))
-    stub.start()
-    assert eventually(lambda: stub.watcher.dials("nvidia-gpu.sock"))
-    with running(host, FakeBackend({GPU: 2}), registration="watcher"):
-        assert stub.wait_allocatable(GPU, 2, 15)
-        assert not stub.wait_allocatable(GPU, 0, 3), "registered, removed and registered again"
-        assert len(stub.registrations) == 1
-    stub.stop()
+    with KubeletStub(host, times=Times(reconcile=0.3)) as stub:
+        assert eventually(lambda: stub.watcher.dials("nvidia-gpu.sock"))
+        with running(host, FakeBackend({GPU: 2}), registration="watcher"):
+            assert stub.wait_allocatable(GPU, 2, 15)
+            assert not stub.wait_allocatable(GPU, 0, 3), "registered, removed and registered again"
+            assert len(stub.registrations) == 1
 
 
 # --- pods ----------------------------------------------------------------------------------------------

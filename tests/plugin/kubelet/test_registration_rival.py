@@ -56,13 +56,10 @@ def checked(no_periodic_checks: None, monkeypatch: pytest.MonkeyPatch) -> Checke
 @pytest.fixture
 def node(short: Path) -> Iterator[Node]:
     host = Host(short, {})
-    stub = KubeletStub(host)
-    stub.start()
-    with running(host, FakeBackend({RESOURCE: 2, "nvidia.com/other": 1})) as made:
+    with KubeletStub(host) as stub, running(host, FakeBackend({RESOURCE: 2, "nvidia.com/other": 1})) as made:
         assert stub.wait_allocatable(RESOURCE, 2, 30)
         assert eventually(lambda: made.service.ready)
         yield host, stub, made
-    stub.stop()
 
 
 def ours_again(stub: KubeletStub) -> bool:
@@ -212,17 +209,13 @@ def test_old_or_damaged_checkpoint_is_ignored(checked: Checked, node: Node) -> N
 @pytest.mark.full
 def test_pod_resources_of_another_kubelet_are_ignored(checked: Checked, short: Path) -> None:
     host = Host(short, {})
-    ours, theirs = KubeletStub(host), KubeletStub(host, "/other/kubelet/device-plugins")
-    ours.start()
-    theirs.start()
-    settings = {"pod_resources_socket": theirs.pod_resources_socket}
-    with running(host, FakeBackend({RESOURCE: 2}), **settings) as made:
-        assert ours.wait_allocatable(RESOURCE, 2, 30)
-        assert checked()
-        assert "registering again" not in made.log.messages()
-        assert made.service.ready
-    ours.stop()
-    theirs.stop()
+    with KubeletStub(host) as ours, KubeletStub(host, "/other/kubelet/device-plugins") as theirs:
+        settings = {"pod_resources_socket": theirs.pod_resources_socket}
+        with running(host, FakeBackend({RESOURCE: 2}), **settings) as made:
+            assert ours.wait_allocatable(RESOURCE, 2, 30)
+            assert checked()
+            assert "registering again" not in made.log.messages()
+            assert made.service.ready
 
 
 @pytest.mark.full
