@@ -302,11 +302,12 @@ class Endpoints:
 Identity = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Times:
     """Seconds. `reconcile` is 1.0 in the kubelet; the others are the kubelet's own."""
 
     dial: float = 10.0
+    info: float = 1.0
     reconcile: float = 0.05
     first_retry: float = 0.5
     longest_retry: float = 122.0
@@ -414,7 +415,7 @@ class PluginWatcher:
             try:
                 grpc.channel_ready_future(channel).result(self._times.dial)
                 info = server.method(channel, PLUGIN_REGISTRATION, "GetInfo")(
-                    pluginregistration_pb2.InfoRequest(), timeout=1.0
+                    pluginregistration_pb2.InfoRequest(), timeout=self._times.info
                 )
                 if stop.is_set():
                     return False
@@ -424,7 +425,7 @@ class PluginWatcher:
                 notify = server.method(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")
                 notify(
                     pluginregistration_pb2.RegistrationStatus(plugin_registered=not problem, error=problem),
-                    timeout=5.0,
+                    timeout=30.0,
                 )
             except (grpc.FutureTimeoutError, grpc.RpcError):
                 return False
@@ -696,7 +697,7 @@ class KubeletStub:
         if endpoint.prefers and count < len(free):
             device_ids = topped_up(self._query_preferred(endpoint, free, count), free, count)
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
-        response = endpoint.call("Allocate")(request, timeout=5.0)
+        response = endpoint.call("Allocate")(request, timeout=30.0)
         if not response.container_responses:
             raise AdmissionError(f"no containers return in allocation response for {resource}")
         answer = response.container_responses[0].SerializeToString()  # the kubelet reads no other one
@@ -711,7 +712,7 @@ class KubeletStub:
             available_deviceIDs=sorted(free), allocation_size=count
         )
         request = pb.PreferredAllocationRequest(container_requests=[preferred])
-        response = endpoint.call("GetPreferredAllocation")(request, timeout=5.0)
+        response = endpoint.call("GetPreferredAllocation")(request, timeout=30.0)
         return list(response.container_responses[0].deviceIDs)
 
     # --- the protocol -----------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.model import Problem, Resource, ResourcePlan, Snapshot, Unit
 from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.nodes import MemoryLog, eventually, feed, inventory, resource
+from tests.waiting import PATIENCE
 
 A, B = "nvidia.com/a", "nvidia.com/b"
 
@@ -192,13 +193,13 @@ def test_unhealthy_state_does_not_wait_for_the_preparation() -> None:
 
     def slow(*given: object) -> None:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE)
 
     backend.prepare = slow  # type: ignore[method-assign, assignment]
     writer = Thread(target=lambda: backend.show(a=3))
     writer.start()
     try:
-        assert begun.wait(5)
+        assert begun.wait(PATIENCE)
         ledger.event(GpuEvent("xid", f"{A}-0", 79))
         ledger.tick()
         assert ledger.feeds[A].snapshot().healthy == 1

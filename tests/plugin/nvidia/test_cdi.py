@@ -18,6 +18,7 @@ from gpunode.plugin.nvidia.response import answer
 from gpunode.plugin.threads import BackgroundTask
 from tests.plugin.gpus import bare_host, cut, gpu, inventory, mig_uuid, snapshot, uuid
 from tests.plugin.nodes import AtOnce, MemoryLog, eventually
+from tests.waiting import PATIENCE
 
 VERSION = "550.54.15"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
@@ -346,14 +347,14 @@ def test_hanging_hook_program_does_not_block(tmp_path, monkeypatch):
 
     def hang(settings, roots):
         asked.set()
-        assert answered.wait(10)
+        assert answered.wait(PATIENCE)
 
     task = BackgroundTask("cdi")
     made.specs = CdiSpecs(made.host, made.log, task)
     monkeypatch.setattr(made.specs._hooks, "choose", hang)
     writing = Thread(target=made.write)  # as the planning thread does
     writing.start()
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE)
     for now in (1000.0, 2000.0):  # the kubelet's thread
         made.specs.tick(now)
     assert made.tree() is None
@@ -365,7 +366,7 @@ def test_hanging_hook_program_does_not_block(tmp_path, monkeypatch):
     answered.clear()
     asked.clear()
     made.specs.tick(3000.0)
-    assert asked.wait(10)
+    assert asked.wait(PATIENCE)
     assert made.tree() is None
     answered.set()
     assert eventually(lambda: made.tree() is not None)
