@@ -8,8 +8,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from gpunode.host import Host
 from tests.machine.booted import Machine
+from tests.waiting import eventually
 
 _GATEWAY = "10.77.0.1"
 
@@ -22,7 +22,7 @@ class Network:
         holder = ("setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity")
         self._holder = subprocess.Popen(holder, stdin=subprocess.DEVNULL)
         try:
-            assert Host().wait_until(self._is_apart, 30.0, 0.01), "unshare made no network namespace"
+            assert eventually(self._is_apart), "unshare made no network namespace"
             for words in (
                 ("link", "set", "lo", "up"),
                 ("link", "add", "bridge", "type", "bridge"),

@@ -16,6 +16,7 @@ from fixtures.mps_control import mps_stub
 from gpunode.host import Host
 from tests.cli import command
 from tests.plugin.kubelet_stub import KubeletStub
+from tests.waiting import eventually
 
 RESOURCE = "nvidia.com/gpu"
 _CONFIG = f"version: v1\nsharing: {{mps: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}\n"
@@ -53,7 +54,7 @@ def main(place: Path) -> None:
     kubelet.start()
     mps = ("--mps", "--mps-root", f"{place}/mps", "--config-file", f"{place}/config.yaml")
     with _service(*serve, "--state-dir", f"{place}/mps-state", *mps):
-        assert Host().wait_until((place / "mps/.ready").exists, _SECONDS)
+        assert eventually((place / "mps/.ready").exists)
 
 
 if __name__ == "__main__":

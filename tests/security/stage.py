@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpunode.host import Host
 from tests.cli import Ran
 from tests.integration import driver_namespace
 from tests.integration.conftest import refuse_for
 from tests.integration.forked_cli import ForkedCli, every_module
+from tests.waiting import eventually
 
 CANARY = "kanarienvogel4711"
 MALLORY, VICTIM = 61001, 61002
@@ -274,7 +274,7 @@ def _healthy(directory: Path) -> None:
     server = str(Path(__file__).with_name("healthy.py"))
     subprocess.Popen([sys.executable, server, str(runtime / "docker.sock")], env=environ, **who)
     subprocess.Popen(["dockerd"], executable=directory / "evil", env=environ, **who)
-    assert Host().wait_until(lambda: Path(runtime / "docker.sock").is_socket(), 30)
+    assert eventually((runtime / "docker.sock").is_socket)
 
 
 def _stopped(directory: Path) -> None:

@@ -19,7 +19,7 @@ from gpunode.gpu.vectoradd import MODULE
 from gpunode.host import Host
 from gpunode.runtime.verify import image
 from gpunode.runtime.verify.image import Names, assemble, elf_interpreter, pause_image, verification_image
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def test_driver_in_any_directory_is_found_after_a_hook_ran_ldconfig(files, tmp_p
 def test_sandbox_program_starts_by_its_path_and_ends_on_sigterm(unpacked):
     with subprocess.Popen(["chroot", str(unpacked), "/pause"], stderr=subprocess.PIPE) as child:
         waits = f"/proc/{child.pid}/wchan"
-        assert Host().wait_until(lambda: b"/pause" in Path(f"/proc/{child.pid}/cmdline").read_bytes(), 30.0)
-        assert Host().wait_until(lambda: "pause" in Path(waits).read_text(), 30.0)
+        assert eventually(lambda: b"/pause" in Path(f"/proc/{child.pid}/cmdline").read_bytes())
+        assert eventually(lambda: "pause" in Path(waits).read_text())
         child.terminate()
         assert child.wait(timeout=PATIENCE) == 0
 
