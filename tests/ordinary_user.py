@@ -25,10 +25,24 @@ def public_directory() -> Iterator[Path]:
     probe = [*AS_ORDINARY_USER, sys.executable, "-c", "import gpunode.host, typer"]
     if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         pytest.skip("another user may not read this Python environment")
-    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
+    with _public() as directory:
         yield directory
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory accessible to all users; only root can act as several users."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make files of several users")
+    with _public() as directory:
+        yield directory
+
+
+@contextmanager
+def _public() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def make_readable(directory: Path) -> None:

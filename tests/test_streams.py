@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -14,20 +15,24 @@ from tests.cli import clean_environment, command
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
+def run_into(stdout: IO[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("--version",), ("--help",), ("doctor", "--help"), ("explain", "nvml-hang"), ("completion", "bash")],
 )
 def test_full_disk_behind_stdout_is_one_error(arguments: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
-        ran = subprocess.run(
-            command(*arguments),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=clean_environment(),
-            text=True,
-            check=False,
-        )
+        ran = run_into(full, *arguments)
     assert ran.returncode == 1
     assert ran.stderr == (
         "error: can't write to standard output: No space left on device\n"
@@ -112,26 +117,12 @@ def test_ctrl_c_while_commands_are_imported_prints_no_traceback() -> None:
 def test_command_on_a_full_disk_or_a_closed_pipe_exits_as_documented() -> None:
     arguments = ("labels", "--simulate", "h100")
     with Path("/dev/full").open("w") as full:
-        ran = subprocess.run(
-            command(*arguments),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=clean_environment(),
-            text=True,
-            check=False,
-        )
+        ran = run_into(full, *arguments)
     assert ran.returncode == 1
     assert "error: can't write to standard output: No space left on device\n" in ran.stderr
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as closed:
-        ran = subprocess.run(
-            command(*arguments),
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            env=clean_environment(),
-            text=True,
-            check=False,
-        )
+        ran = run_into(closed, *arguments)
     assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
     assert ran.returncode == 0

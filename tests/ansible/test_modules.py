@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.machines import recorded_host
 from fixtures.scenario import Fault, mig_machine
-from tests.ansible.controller import Controller, require_ansible
+from tests.ansible.controller import Controller
 from tests.gpu_node import NodeMaker, make_node
 from tests.integration.verify_support import GPUS
 from tests.mig.conftest import MigMaker, mig_node
@@ -21,12 +21,6 @@ from tests.mig.conftest import MigMaker, mig_node
 __all__ = ["make_node", "mig_node"]
 pytestmark = pytest.mark.full
 CONTAINERD = "/etc/containerd/config.toml"
-
-
-@pytest.fixture
-def controller(tmp_path: Path) -> Controller:
-    require_ansible()
-    return Controller(tmp_path / "controller")
 
 
 @pytest.fixture

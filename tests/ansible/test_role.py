@@ -25,12 +25,6 @@ pytestmark = pytest.mark.xdist_group("ansible-collection")
 ROLE = COLLECTION / "roles/gpu_node"
 
 
-@pytest.fixture
-def controller(tmp_path: Path) -> Controller:
-    require_ansible()
-    return Controller(tmp_path / "controller")
-
-
 def test_variables_are_documented_with_their_defaults() -> None:
     specs = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_specs"]
     options = {**specs["main"]["options"], **specs["report"]["options"]}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpunode.daemons.docker import DockerApi, split_streams
 from gpunode.errors import DaemonError
 from gpunode.host import Host
+from tests.daemons.test_http import serving
 
 
 @contextmanager
@@ -227,23 +228,10 @@ def test_containers_and_images_are_queried_with_filters(tmp_path):
 
 
 def test_response_before_the_body_was_read_is_received(tmp_path: Path) -> None:
-    path = str(tmp_path / "d.sock")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
+    def refuse(connection: socket.socket) -> None:
+        connection.sendall(reply(b'{"message": "no space left on device"}', "500 Internal Server Error"))
+        connection.shutdown(socket.SHUT_RD)  # a client that is still sending gets a broken pipe
 
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(10)
-            connection.sendall(reply(b'{"message": "no space left on device"}', "500 Internal Server Error"))
-            connection.shutdown(socket.SHUT_RD)  # a client that is still sending gets a broken pipe
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with serving(tmp_path / "d.sock", refuse) as path:
         with pytest.raises(DaemonError, match="no space left on device"):
             DockerApi(Host(), path, timeout=30.0).load_image(b"x" * (8 << 20))
-    finally:
-        thread.join(10)
-        listener.close()

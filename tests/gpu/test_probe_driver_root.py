@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +15,6 @@ from gpunode.host import Host
 
 SONAME = "libnvidia-ml.so.1"
 OTHER = 61001
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory accessible to all users; only root can act as several users."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can make files of several users")
-    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 def install(directory: Path) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from fixtures import images
 from fixtures.driver_tree import driver_tree, make_nodes
-from fixtures.engines import start_containerd
+from fixtures.engines import CONTAINERD_2_CONFIG, start_containerd
 from fixtures.layouts import as_entries, make_root
 from fixtures.newer_engines import Unavailable, search_path
 from fixtures.scenario import machine
@@ -28,16 +28,7 @@ pytestmark = [
     pytest.mark.containers,
 ]
 LAYOUTS = ("debian", "rhel")
-CONFIG = """\
-version = 3
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{directory}/opt"
-[plugins."io.containerd.nri.v1.nri"]
-  disable = true
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "gpunode.test/pause:1"
-[plugins."io.containerd.cri.v1.runtime"]
-  restrict_oom_score_adj = true
+CDI = """\
   enable_cdi = true
   cdi_spec_dirs = ["{directory}/etc-cdi", "{directory}/run-cdi"]
 """
@@ -59,7 +50,7 @@ def engine(node, tmp_path_factory):
         refuse_for([f"containerd 2.x: {reason}"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", path)
-        with start_containerd(CONFIG, path=path) as engine:
+        with start_containerd(CONTAINERD_2_CONFIG + CDI, path=path) as engine:
             images.load_pause(engine)
             for layout in LAYOUTS:
                 root = make_root(tmp_path_factory.mktemp(layout), layout)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fixtures import images
-from fixtures.engines import CONTAINERD_CONFIG, Engine, start_containerd, start_dockerd
+from fixtures.engines import CONTAINERD_2_CONFIG, CONTAINERD_CONFIG, Engine, start_containerd, start_dockerd
 from fixtures.newer_engines import SUITES
 from fixtures.scenario import mig_uuid, mixed_layout, with_mig
 from gpunode.daemons import cri_pods
@@ -29,17 +29,6 @@ pytestmark = [pytest.mark.full, pytest.mark.containers]
 CUT = with_mig(GPUS, 1, mixed_layout(1))
 EXPECTED = [UUIDS[0], *(mig_uuid(1, index) for index in range(4))]
 OLD = '[plugins."io.containerd.grpc.v1.cri"]\n'
-NEW = """
-version = 3
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{directory}/opt"
-[plugins."io.containerd.nri.v1.nri"]
-  disable = true
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "gpunode.test/pause:1"
-[plugins."io.containerd.cri.v1.runtime"]
-  restrict_oom_score_adj = true
-"""
 
 
 @pytest.fixture(params=SUITES)
@@ -65,7 +54,7 @@ def containerd(node: CdiNode, *, cdi: bool = True) -> Engine:
     """One with the node's CDI directory; 1.7 must be configured to read it, 2.x not to."""
     switch = f'  enable_cdi = {str(cdi).lower()}\n  cdi_spec_dirs = ["{node.specs}"]\n'
     old = release("containerd") < (2,)
-    config = CONTAINERD_CONFIG.replace(OLD, OLD + switch) if old else NEW + switch
+    config = CONTAINERD_CONFIG.replace(OLD, OLD + switch) if old else CONTAINERD_2_CONFIG + switch
     return start_containerd(config, path=os.environ["PATH"])
 
 

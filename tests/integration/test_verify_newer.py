@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from fixtures.engines import CONTAINERD_CONFIG, start_containerd, start_dockerd
+from fixtures.engines import CONTAINERD_2_CONFIG, CONTAINERD_CONFIG, start_containerd, start_dockerd
 from fixtures.newer_engines import SUITES
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri
@@ -21,17 +21,6 @@ from tests.integration.test_verify_containerd import HANDLER
 from tests.integration.verify_support import UUIDS, Notes, comes_to, gpu_node
 
 pytestmark = [pytest.mark.full, pytest.mark.containers]
-PINNED = """
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{directory}/opt"
-[plugins."io.containerd.nri.v1.nri"]
-  disable = true
-[plugins."io.containerd.cri.v1.images".pinned_images]
-  sandbox = "gpunode.test/pause:1"
-[plugins."io.containerd.cri.v1.runtime"]
-  restrict_oom_score_adj = true
-"""
-NEWER_CONFIG = "version = 3\n" + PINNED
 
 
 @pytest.fixture(params=SUITES)
@@ -58,7 +47,7 @@ def test_vector_add_in_a_pod_of_a_newer_containerd(suite, tmp_path):
     handler, config = HANDLER.format(name="nvidia", path=gpu_node(tmp_path).nvidia), CONTAINERD_CONFIG
     if version_of("containerd") >= (2,):
         handler = handler.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
-        config = NEWER_CONFIG
+        config = CONTAINERD_2_CONFIG
     with start_containerd(config + handler, path=os.environ["PATH"]) as engine:
         assert verified(engine)
         with Cri(Host(), engine.socket) as cri:

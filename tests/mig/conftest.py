@@ -22,9 +22,10 @@ from gpunode.host import Host
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.session import MigSession
 from tests.cli import REPOSITORY, Ran, gpunode
+from tests.cluster import api, certificates
 from tests.gpu_node import make_node
 
-__all__ = ["make_node"]
+__all__ = ["api", "certificates", "make_node"]
 
 EXAMPLES = str(REPOSITORY / "docs/mig-config.yaml")
 

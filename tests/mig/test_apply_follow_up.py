@@ -6,13 +6,13 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fixtures.api_server import ApiServer, Fault, Listening, kubeconfig, make_certificates
+from fixtures.api_server import ApiServer, Fault, kubeconfig
 from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import mig_machine
 from gpunode.cdi.locations import STANDARD
@@ -198,19 +198,6 @@ def test_doctor_finds_the_unit_that_restores_the_layout(tmp_path: Path) -> None:
 
 
 # --- the cluster's labels --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-def api(certificates: Path) -> Iterator[ApiServer]:
-    server = ApiServer()
-    server.add_node("gpu-1", labels={"pool": "a"})
-    with Listening(server, certificates):
-        yield server
 
 
 def states(api: ApiServer) -> list[str]:

@@ -9,13 +9,12 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fixtures.api_server import ApiServer, Fault, Listening, kubeconfig, make_certificates
+from fixtures.api_server import ApiServer, Fault, kubeconfig
 from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import Process, mig_machine
 from tests.cli import clean_environment, command
@@ -28,19 +27,6 @@ pytestmark = pytest.mark.full
 CONFIG, STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 SEVEN, BALANCED = {"1g.10gb": 7}, {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
 LAYOUTS = {"seven": SEVEN, "balanced": BALANCED}
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture
-def api(certificates: Path) -> Iterator[ApiServer]:
-    server = ApiServer()
-    server.add_node("gpu-1", labels={"pool": "a"})
-    with Listening(server, certificates):
-        yield server
 
 
 class Following:
@@ -125,9 +111,6 @@ class Following:
     def end(self) -> int:
         os.kill(self.pid, signal.SIGTERM)
         return self.process.wait(PATIENCE)
-
-
-Follow = Callable[..., Following]
 
 
 def test_layout_follows_the_label_and_the_file(mig_node: MigMaker, api: ApiServer) -> None:

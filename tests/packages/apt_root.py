@@ -270,6 +270,11 @@ class AptRoot:
             child.stdout.close()
 
 
+def from_mirror(repository: Repository) -> tuple[str, ...]:
+    """Options of `toolkit install`."""
+    return ("--repository", repository.url, "--key", str(repository.key))
+
+
 def make_root(root: Path) -> AptRoot:
     for directory in (
         *("etc/apt/sources.list.d", "etc/apt/preferences.d", "etc/apt/trusted.gpg.d", "etc/apt/apt.conf.d"),

@@ -17,16 +17,12 @@ from gpunode.packages.apply import PackageJob
 from gpunode.packages.manager import Command
 from gpunode.packages.zypper import Zypper
 from tests.cli import clean_environment, command
-from tests.packages.apt_root import PACKAGES, build, journal
+from tests.packages.apt_root import PACKAGES, build, from_mirror, journal
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.full
 
 NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
-
-
-def from_mirror(repository):
-    return ("--repository", repository.url, "--key", str(repository.key))
 
 
 def run_before_dpkg(apt, script):
@@ -195,7 +191,6 @@ def wait_until_shown():
 
 
 def test_on_a_dumb_terminal_a_line_now_and_then():
-    keeper, end = pty.openpty()
     program = (
         "from gpunode.output import render\nrender._ALIVE_SECONDS = 0.0\n"
         f"{SET_CLOCK}"
@@ -203,18 +198,20 @@ def test_on_a_dumb_terminal_a_line_now_and_then():
         "    wait_until_shown(); now = 1.2; tell('Unpacking x \\x1b[1m')\n"
         "    render._ALIVE_SECONDS = 20.0; tell('Setting up x')\n"
     )
-    env = clean_environment({"TERM": "dumb"})
-    subprocess.run([sys.executable, "-c", program], stderr=end, env=env, check=True)
-    os.close(end)
-    assert [line.rpartition(" in ")[0] or line for line in all_of(keeper).splitlines()] == [
+    shown = on_terminal("dumb", program)
+    assert [line.rpartition(" in ")[0] or line for line in shown.splitlines()] == [
         "  apt-get install -y x ...",
         "  apt-get install, 1 s: Unpacking x \\x1b[1m",
         "  apt-get install -y x: done",
     ]
 
 
-def all_of(keeper):
-    """Output to a terminal whose other end is closed; it arrives in pieces."""
+def on_terminal(kind, program):
+    """What a Python program shows on its standard error."""
+    keeper, end = pty.openpty()
+    env = clean_environment({"TERM": kind})
+    subprocess.run([sys.executable, "-c", program], stderr=end, env=env, check=True)
+    os.close(end)
     shown = b""
     with suppress(OSError), os.fdopen(keeper, "rb", 0) as stream:  # EIO is its end
         while part := stream.read(4096):
@@ -223,7 +220,6 @@ def all_of(keeper):
 
 
 def test_terminal_progress_is_one_changing_line():
-    keeper, end = pty.openpty()
     program = (
         "from gpunode.output import render\nfrom gpunode.output.render import StderrProgress\n"
         f"{SET_CLOCK}"
@@ -231,10 +227,7 @@ def test_terminal_progress_is_one_changing_line():
         "    wait_until_shown(); now = 1.2\n"
         "    tell('Unpacking x'); tell('Setting up\tx'); StderrProgress().note('Ctrl-C: it is left to end')\n"
     )
-    env = clean_environment({"TERM": "xterm"})
-    subprocess.run([sys.executable, "-c", program], stderr=end, env=env, check=True)
-    os.close(end)
-    shown = all_of(keeper)
+    shown = on_terminal("xterm", program)
     lines = (
         "apt-get install -y x ...",
         *(f"apt-get install, 1 s: {word} x" for word in ("Unpacking", "Setting up")),

@@ -6,15 +6,20 @@ import subprocess
 import pytest
 
 from tests.cli import clean_environment, command
-from tests.packages.apt_root import PACKAGES, Signer, architecture, build, four, journal, make_repository
+from tests.packages.apt_root import (
+    PACKAGES,
+    Signer,
+    architecture,
+    build,
+    four,
+    from_mirror,
+    journal,
+    make_repository,
+)
 
 pytestmark = pytest.mark.xdist_group("apt")  # one repository, and one process that forks gpunode
 NEWEST = dict.fromkeys(PACKAGES, "1.20.0-1")
 OLDER = dict.fromkeys(PACKAGES, "1.19.0-1")
-
-
-def from_mirror(repository):
-    return ("--repository", repository.url, "--key", str(repository.key))
 
 
 def times(apt):

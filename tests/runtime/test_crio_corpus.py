@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.crio import case_names, make_node
-from fixtures.crio_stub import effective
+from fixtures.crio import case_names, make_node, meaning
 from gpunode.commands import configure_runtime, unconfigure_runtime
 from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.errors import ConfigError
@@ -45,11 +44,6 @@ def configure(root: Path, **options: Any) -> Result:
 def unconfigure(root: Path) -> Result:
     request = Request(("crio",))
     return unconfigure_runtime.unconfigure(Host(root, environ={}), request, SilentProgress())
-
-
-def meaning(root: Path) -> dict[str, Any]:
-    etc = root / "etc/crio"
-    return copy.deepcopy(effective(str(etc / "crio.conf"), str(etc / "crio.conf.d")))
 
 
 def bytes_of(root: Path) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures.crio_stub import effective, files, to_toml
+from fixtures.crio import meaning
+from fixtures.crio_stub import files, to_toml
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.output.typed import toml
@@ -57,11 +57,6 @@ PLACES = st.sampled_from(
         ),
     ]
 )
-
-
-def meaning(root: Path) -> dict[str, Any]:
-    etc = root / "etc/crio"
-    return copy.deepcopy(effective(str(etc / "crio.conf"), str(etc / "crio.conf.d")))
 
 
 def others(tree: dict[str, Any]) -> dict[str, Any]:

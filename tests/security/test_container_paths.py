@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 
 from gpunode.host import Host, trust
 from gpunode.host.files import READ_BYTES
+from tests.security.container import process_below
 
 OTHER = 61001
 
@@ -21,15 +20,8 @@ def inside(place: Path) -> Iterator[str]:
     """The root directory of a container's process, which is `place`/rootfs."""
     root = place / "rootfs"
     root.mkdir()
-    shutil.copy("/usr/bin/busybox", root / "busybox")
-    with subprocess.Popen(
-        ["unshare", "--mount", "chroot", root, "/busybox", "sh", "-c", "echo ready; read x"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        yield f"/proc/{process.pid}/root"
-        process.communicate(b"\n")
+    with process_below(root) as pid:
+        yield f"/proc/{pid}/root"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.host import NOT_TRUSTED, Host
+from tests.security.container import process_below
 
 OTHER = 61001
 
@@ -219,22 +219,15 @@ def test_path_below_another_root_stays_below_it(place: Path) -> None:
     (root / "gone").symlink_to("/etc/passwd")
     (root / "up").symlink_to("../../../../etc/passwd")
     (root / "line\nbreak").symlink_to("/etc/passwd")
-    shutil.copy("/usr/bin/busybox", root / "busybox")
-    with subprocess.Popen(
-        ["unshare", "--mount", "chroot", root, "/busybox", "sh", "-c", "echo ready; read x"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        host, inside = Host(), f"/proc/{process.pid}/root"
+    with process_below(root) as pid:
+        host, inside = Host(), f"/proc/{pid}/root"
         assert host.read_text(f"{inside}/leak") == "container"
         assert host.read_tail(f"{inside}/leak", 4) == "iner"
         for name in ("gone", "up", "etc/../../gone", "line\nbreak"):
             assert host.read_text(f"{inside}/{name}") is None
             assert not host.exists(f"{inside}/{name}") and host.stat(f"{inside}/{name}") is None
         assert set(host.listdir(f"{inside}/etc")) == {"hostname"}
-        assert not host.is_own(process.pid)
-        process.communicate(b"\n")
+        assert not host.is_own(pid)
 
 
 def test_own_process_belongs_to_this_node() -> None:

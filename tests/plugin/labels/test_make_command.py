@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,26 +47,28 @@ def values(ran: Ran) -> dict[str, str]:
     return dict(line.split("=", 1) for line in ran.out.splitlines())
 
 
+def labels_below(labels: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """The labels under a name, without it."""
+    return {k.removeprefix(f"{prefix}."): v for k, v in labels.items() if k.startswith(f"{prefix}.")}
+
+
 @needs_stub
 def test_labels_from_nvml(node: StubNode) -> None:
     found = values(labels(node, "--mig-strategy", "mixed"))
-    assert {k: v for k, v in found.items() if k.startswith("nvidia.com/mig-1g.5gb.me.")} == {
-        f"nvidia.com/mig-1g.5gb.me.{key}": value
-        for key, value in {
-            "product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.me",
-            "count": "1",
-            "replicas": "1",
-            "sharing-strategy": "none",
-            "memory": "4864",
-            "multiprocessors": "14",
-            "slices.gi": "1",
-            "slices.ci": "1",
-            "engines.copy": "1",
-            "engines.decoder": "1",
-            "engines.encoder": "0",
-            "engines.jpeg": "1",
-            "engines.ofa": "1",
-        }.items()
+    assert labels_below(found, "nvidia.com/mig-1g.5gb.me") == {
+        "product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.me",
+        "count": "1",
+        "replicas": "1",
+        "sharing-strategy": "none",
+        "memory": "4864",
+        "multiprocessors": "14",
+        "slices.gi": "1",
+        "slices.ci": "1",
+        "engines.copy": "1",
+        "engines.decoder": "1",
+        "engines.encoder": "0",
+        "engines.jpeg": "1",
+        "engines.ofa": "1",
     }
     assert found["nvidia.com/mig-1g.5gb.engines.ofa"] == "0"
     assert found["nvidia.com/gpu.count"] == "2"

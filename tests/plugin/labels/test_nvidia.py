@@ -25,6 +25,7 @@ from gpunode.plugin.labels.model import (
     with_kept_timestamp,
 )
 from gpunode.plugin.labels.nvidia import family, nvidia_labels
+from tests.plugin.labels.test_make_command import labels_below
 
 NOW = 1_800_000_000.9
 HOST = Host(Path("/nowhere"), {})
@@ -74,16 +75,11 @@ def labels(*gpus: Gpu, machine: Machine | None = None, **settings) -> Labels:
     return nvidia_labels(chosen, seen, planned(HOST, chosen, seen), machine or Machine(), NOW)
 
 
-def labels_below(found: Labels, prefix: str) -> dict[str, str]:
-    """The labels under a name, without it."""
-    return {k.removeprefix(f"{prefix}."): v for k, v in found.values.items() if k.startswith(f"{prefix}.")}
-
-
 def of_gpu(found: Labels) -> dict[str, str]:
     """Labels of nvidia.com/gpu as a resource."""
     return {
         k: v
-        for k, v in labels_below(found, "nvidia.com/gpu").items()
+        for k, v in labels_below(found.values, "nvidia.com/gpu").items()
         if k not in ("machine", "mode", "clique")
     }
 
@@ -143,7 +139,7 @@ def test_single_strategy_describes_the_partitioned_model() -> None:
 def test_plus_in_a_profile_name_becomes_a_dot() -> None:
     gpu = replace(H100.gpu(0), mig_enabled=True, mig=(MigDevice(0, "MIG-x", "1g.10gb+me", 9, 0, 9984 << 20),))
     found = labels(gpu, mig_strategy="mixed")
-    assert labels_below(found, "nvidia.com/mig-1g.10gb.me") == {
+    assert labels_below(found.values, "nvidia.com/mig-1g.10gb.me") == {
         "product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me",
         "count": "1",
         "replicas": "1",
@@ -163,7 +159,7 @@ def test_labels_count_only_advertised_devices(strategy: str) -> None:
     """MPS can't share MIG devices, so the plugin leaves out those that sharing.mps names."""
     name = "nvidia.com/mig-1g.5gb" if strategy == "mixed" else "nvidia.com/gpu"
     found = labels(A100.gpu(0, 7), A100.gpu(1, 7), mig_strategy=strategy, sharing=sharing("mps", name))
-    counts = labels_below(found, name)
+    counts = labels_below(found.values, name)
     assert (counts["count"], counts["replicas"]) == ("0", "0")
     assert any("MPS can't share MIG devices" in warning for warning in found.warnings)
 
@@ -193,8 +189,8 @@ def test_renamed_resources_have_their_own_labels() -> None:
         rules=rules,
         sharing=sharing("time-slicing", "nvidia.com/t4", rename=True),
     )
-    assert labels_below(found, "nvidia.com/l40s") == whole(L40S, 1, 1, "none", False)
-    assert labels_below(found, "nvidia.com/t4") == whole(T4, 1, 4, "time-slicing", False)
+    assert labels_below(found.values, "nvidia.com/l40s") == whole(L40S, 1, 1, "none", False)
+    assert labels_below(found.values, "nvidia.com/t4") == whole(T4, 1, 4, "time-slicing", False)
 
 
 def test_resource_name_for_all_gpus_is_not_a_renaming() -> None:
@@ -213,7 +209,7 @@ def test_excluded_gpus_are_not_counted() -> None:
     assert of_gpu(labels(T4.gpu(0), T4.gpu(1), exclude=("0",)))["count"] == "1"
     assert of_gpu(labels(T4.gpu(0), replace(T4.gpu(1), name="DGX Display")))["count"] == "1"
     found = labels(A100.gpu(0, 7), mig_strategy="mixed", exclude=("0:0", "0:1"))
-    assert labels_below(found, "nvidia.com/mig-1g.5gb")["count"] == "5"
+    assert labels_below(found.values, "nvidia.com/mig-1g.5gb")["count"] == "5"
 
 
 def test_lost_gpu_does_not_affect_the_others() -> None:
