@@ -84,6 +84,7 @@ def test_missing_sandbox_image_is_replaced_with_a_note(engine, cri):
 
 
 def test_existing_sandbox_image_is_used_and_kept(engine, node):
+    node.stubs.write(GPUS)
     images.load_pause(engine)
     progress = Notes()
     with Cri(Host(), engine.socket) as cri:
