@@ -29,6 +29,7 @@ from gpunode.plugin.labels.nvidia import vfio_inventory
 from gpunode.plugin.labels.sinks import lines, make_sinks, sink_names
 from gpunode.plugin.model import Backend, complete_inventory
 from gpunode.plugin.nvidia import platform
+from gpunode.plugin.threads import Waiter
 
 if TYPE_CHECKING:
     from gpunode.gpu.nvml import GpuEvent
@@ -184,7 +185,6 @@ def watch(host: Host, origins: OptionSources, resolved: ResolvedSettings) -> Res
     from gpunode.plugin.labels.watch import Labeller
     from gpunode.plugin.logfmt import open_log
     from gpunode.plugin.service import Systemd
-    from gpunode.plugin.threads import Waiter
 
     with until_signal() as signals:
         log = open_log(sys.stderr, host.environ, resolved.settings.log_format)

@@ -35,6 +35,7 @@ from gpunode.plugin.config.resolve import DEFAULT, ResolvedSettings, option_valu
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
 from gpunode.plugin.config.values import ConfigProblem
 from gpunode.plugin.model import KubeletDevice, LeftOut, ResourcePlan
+from gpunode.plugin.threads import Waiter
 
 if TYPE_CHECKING:
     from gpunode.plugin.config.gke import Left
@@ -229,8 +230,6 @@ def _chosen(resolved: ResolvedSettings) -> Iterator[tuple[str, str]]:
 
 
 def _serve(service: PluginService, signals: ReceivedSignals) -> None:
-    from gpunode.plugin.threads import Waiter
-
     waiter = Waiter()
     signals.wake = service.at_end = waiter.wake
     signals.let_go = service.backend.let_go
