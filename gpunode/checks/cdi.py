@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
 from typing import NamedTuple
 
 from gpunode.cdi.versions import reads, text
@@ -242,8 +243,8 @@ def cdi_duplicate(node: Node) -> Verdict:
     specs = [spec for spec in node.cdi_specs if not spec.problem]
     if len(specs) < 2:
         return ok("no two CDI specifications define the same device") if specs else skip(NO_SPEC)
-    for first, second in _pairs(specs):
-        names = sorted(set(first.names) & set(second.names))
+    for first, second in combinations(specs, 2):
+        names = sorted(set(first.names) & set(second.names)) if first.kind == second.kind else []
         if names and rank(first) == rank(second):
             extra = first if "nvidia.yaml" in second.path else second
             why = "Engines reject a device that two files in one directory define, as a conflict."
@@ -274,11 +275,6 @@ def cdi_duplicate(node: Node) -> Verdict:
             )
             return warn(what, *evidence, fix=fix, why=why)
     return ok("no device is defined differently in two CDI specifications")
-
-
-def _pairs(specs: list[SpecFile]) -> Iterator[tuple[SpecFile, SpecFile]]:
-    for number, first in enumerate(specs):
-        yield from ((first, second) for second in specs[number + 1 :] if second.kind == first.kind)
 
 
 @check(

@@ -181,7 +181,8 @@ def plugin_socket_dead(node: Node) -> Verdict:
             return note(
                 "a dead device plugin left its socket behind; the GPUs are allocated without it", *evidence
             )
-        return fail("a device plugin has exited and left its socket behind", *evidence, fix=_exited(node))
+        fix = restart_plugin(node, _SHOW_LOG)  # a restart may end in the same error
+        return fail("a device plugin has exited and left its socket behind", *evidence, fix=fix)
     return _silent(node, names) or ok(f"{many(len(names), 'device plugin socket')} answer")
 
 
@@ -205,27 +206,21 @@ RESTART_POD = replace(
 )
 
 
-def restart_plugin(node: Node) -> Fix:
-    """gpunode's plugin is a service of the node, NVIDIA's is a pod; both use the same socket name."""
+def restart_plugin(node: Node, unknown: Fix = RESTART_POD) -> Fix:
+    """gpunode's plugin is a service of the node, NVIDIA's is a pod; both use the same socket name. `unknown`
+    is the fix if it isn't known which pod."""
     if has_own_plugin(node):
         return fixes.RESTART_PLUGIN
     pods = {(log.namespace, log.pod) for log in node.plugin_logs}
     if len(pods) != 1:
-        command = RESTART_POD.command.replace("crictl ", f"{_crictl(node)} ")
-        note = RESTART_POD.note.replace("crictl ", f"{_crictl(node)} ")
-        return replace(RESTART_POD, command=command, note=note)
+        command, note = (
+            text.replace("crictl ", f"{_crictl(node)} ") for text in (unknown.command, unknown.note)
+        )
+        return replace(unknown, command=command, note=note)
     ((namespace, pod),) = pods
     note = "The DaemonSet starts a new pod. Run kubectl where it can reach the cluster"
     command = f"kubectl delete pod --namespace {namespace} {pod}"
     return Fix(command, needs_root=False, disruptive="restart", disturbs=RESTARTS_PLUGIN, note=note)
-
-
-def _exited(node: Node) -> Fix:
-    """The log of NVIDIA's plugin: a restart may end in the same error."""
-    fix = restart_plugin(node)
-    if "crictl" not in fix.command:
-        return fix
-    return replace(_SHOW_LOG, command=_SHOW_LOG.command.replace("crictl ", f"{_crictl(node)} "))
 
 
 def has_own_plugin(node: Node) -> bool:

@@ -174,15 +174,15 @@ def mig_config_lost(node: Node) -> Verdict:
     count = sum(len(gpu.mig) for gpu in gpus)
     return warn(
         f"nothing restores the {count} MIG devices of this node after a reboot",
-        *(on_gpu(gpu, _counted(gpu)) for gpu in gpus[:8]),
+        *(on_gpu(gpu, _counted(gpu.mig, "×")) for gpu in gpus[:8]),
         seen(mig.UNIT, node.units[mig.UNIT]),
     )
 
 
-def _counted(gpu: Gpu) -> str:
-    """The profiles of a GPU's MIG devices, each with its number."""
-    profiles = Counter(device.profile for device in gpu.mig)
-    return ", ".join(f"{number} × {profile}" for profile, number in sorted(profiles.items()))
+def _counted(devices: tuple[MigDevice, ...], times: str) -> str:
+    """The profiles of a GPU's MIG devices, each with its number: ``5 x 1g.10gb, 2 x 2g.20gb``."""
+    profiles = Counter(device.profile for device in devices)
+    return ", ".join(f"{number} {times} {profile}" for profile, number in sorted(profiles.items()))
 
 
 @mig_check(
@@ -316,7 +316,10 @@ def mig_strategy_mismatch(node: Node) -> Verdict:
         if whole
         else f"MIG devices have different profiles ({', '.join(profiles)})"
     )
-    layout = tuple(on_gpu(gpu, _cut(gpu.mig) if gpu.mig_enabled else "MIG is off") for gpu in known[:8])
+    layouts = (
+        (_counted(gpu.mig, "x") or "no MIG device") if gpu.mig_enabled else "MIG is off" for gpu in known[:8]
+    )
+    layout = tuple(map(on_gpu, known, layouts))
     summary = f"{what}, but the device plugin's MIG strategy is single"
     if all(entry.source.startswith("gpunode") for entry in single):
         return warn(
@@ -358,15 +361,6 @@ def _own_strategy(node: Node) -> Fix:
         return _drained(everywhere, f"{_EVERY_NODE}. {_OWN_NAMES}")
     then = f"Drain this node. Then, where this plugin is started, {by_flag}, and restart it"
     return replace(fixes.look("gpunode plugin status", then), before=_OWN_NAMES)
-
-
-def _cut(devices: tuple[MigDevice, ...]) -> str:
-    """``5 x 1g.10gb, 2 x 2g.20gb``."""
-    profiles = [device.profile for device in devices]
-    return (
-        ", ".join(f"{profiles.count(profile)} x {profile}" for profile in sorted(set(profiles)))
-        or "no MIG device"
-    )
 
 
 def _single(node: Node) -> Iterator[Evidence]:
