@@ -99,12 +99,18 @@ def run(
         with progress.step("reading the GPUs"):
             labels = label(host, settings)
         warnings += labels.warnings
-        changes = _put(host, settings, labels, dry_run, progress)
+        changes = [sink.put(labels.values, dry_run) for sink in make_sinks(host, settings, progress)]
     except GpunodeError:
         for warning in warnings:
             progress.note(f"warning: {warning}")
         raise
-    return _result(settings, labels, changes, dry_run, warnings)
+    return Result(
+        _KIND,
+        NodeLabels(settings.vendor, labels.values, tuple(changes), dry_run),
+        status="warn" if warnings else "ok",
+        messages=tuple(f"warning: {warning}" for warning in warnings),
+        blocks=tuple(_blocks(settings, labels, changes, dry_run)),
+    )
 
 
 class NodeLabels(NamedTuple):
@@ -140,22 +146,6 @@ def _refuse_unused(resolved: ResolvedSettings) -> None:
             raise UsageError(
                 f"{flag} is for --to {destinations}", hint=f"add --to {sinks[0]}, or leave {flag} out"
             )
-
-
-def _put(host: Host, settings: Settings, labels: Labels, dry_run: bool, progress: Progress) -> list[Change]:
-    return [sink.put(labels.values, dry_run) for sink in make_sinks(host, settings, progress)]
-
-
-def _result(
-    settings: Settings, labels: Labels, changes: list[Change], dry_run: bool, warnings: Sequence[str]
-) -> Result:
-    return Result(
-        _KIND,
-        NodeLabels(settings.vendor, labels.values, tuple(changes), dry_run),
-        status="warn" if warnings else "ok",
-        messages=tuple(f"warning: {warning}" for warning in warnings),
-        blocks=tuple(_blocks(settings, labels, changes, dry_run)),
-    )
 
 
 def _blocks(settings: Settings, labels: Labels, changes: list[Change], dry_run: bool) -> Iterator[Block]:

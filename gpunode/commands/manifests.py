@@ -41,7 +41,7 @@ from gpunode.kubernetes.manifests import (
     runtime_class,
 )
 from gpunode.output.result import Result, Style, Text
-from gpunode.plugin.config.settings import Settings, resource_name_problem
+from gpunode.plugin.config.settings import resource_name_problem
 from gpunode.plugin.config.values import nearest
 
 VARIANTS = ("cdi", "legacy")  # as `configure-runtime --also` names them
@@ -267,7 +267,7 @@ def _with_file(host: Host, options: Mapping[str, Any], desired: PluginSet) -> Pl
     shared = settings.sharing is not None and settings.sharing.strategy == "mps"
     return desired._replace(
         config=resolved.content.decode("utf-8-sig"),
-        cdi=desired.cdi or _cdi(settings),
+        cdi=desired.cdi or any(name.startswith("cdi-") for name in settings.device_list_strategy),
         mps=settings.mps and shared,
         mps_elsewhere=shared and not settings.mps,
         mig=settings.mig_strategy != "none",
@@ -276,10 +276,6 @@ def _with_file(host: Host, options: Mapping[str, Any], desired: PluginSet) -> Pl
         driver_root=_checked_path(settings.driver_root, "driver root"),
         mps_root=_checked_path(settings.mps_root or desired.mps_root, "MPS root"),
     )
-
-
-def _cdi(settings: Settings) -> bool:
-    return any(strategy.startswith("cdi-") for strategy in settings.device_list_strategy)
 
 
 # `gpunode manifests`.

@@ -51,7 +51,7 @@ def mig_list(
     sudo gpunode mig list --profiles
     """
     layouts = look(session.host, session.progress)
-    details = _profiles(layouts) if profiles else _layouts(layouts)
+    details = _profiles(layouts) if profiles else (row for gpu in layouts.gpus for row in _layout(gpu))
     heading = Text(f"driver {layouts.driver_version}", Style.HEADING)
     blocks = (heading, *details) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
     errors = tuple(unreadable(layouts, placements=profiles))
@@ -283,23 +283,23 @@ def exit_code(errors: Sequence[ErrorInfo]) -> ExitCode:
 # --- current layout -------------------------------------------------------------------------------------
 
 
-def _layouts(layouts: Layouts) -> Iterator[Block]:
-    for gpu in layouts.gpus:
-        yield from _title(gpu)
-        if gpu.current and not gpu.untold and not gpu.error:
-            yield from _instances(gpu)
-
-
-def _title(gpu: GpuLayout) -> Iterator[Text]:
+def _layout(gpu: GpuLayout) -> Iterator[Block]:
     words, style = _mode(gpu)
     name = f"  {gpu.name}" if gpu.name else ""
     line = f"GPU {gpu.index}{name}  {words}"
     if gpu.uuid and len(line) + len(gpu.uuid) + 2 <= _LINE:
         yield Text(f"{line}  {gpu.uuid}", style)
+    else:
+        yield Text(line, style)
+        if gpu.uuid:
+            yield Text(f"  {gpu.uuid}", style)
+    if not gpu.current or gpu.untold or gpu.error:
         return
-    yield Text(line, style)
-    if gpu.uuid:
-        yield Text(f"  {gpu.uuid}", style)
+    placed = sorted(gpu.instances, key=lambda gi: gi.placement.start)
+    if gpu.slots:
+        yield from (Text(f"  {drawn}") for drawn in drawing(gpu.slots, placed))
+    if placed:
+        yield Table(_INSTANCES, tuple(_rows(gpu, placed)))
 
 
 def _mode(gpu: GpuLayout) -> tuple[str, Style]:
@@ -314,14 +314,6 @@ def _mode(gpu: GpuLayout) -> tuple[str, Style]:
         return "MIG on, instances unreadable", Style.WARN
     empty = gpu.current and not gpu.instances
     return f"MIG {now}{', empty' if empty else ''}", Style.GOOD if gpu.current else Style.PLAIN
-
-
-def _instances(gpu: GpuLayout) -> Iterator[Block]:
-    placed = sorted(gpu.instances, key=lambda gi: gi.placement.start)
-    if gpu.slots:
-        yield from (Text(f"  {line}") for line in drawing(gpu.slots, placed))
-    if placed:
-        yield Table(_INSTANCES, tuple(_rows(gpu, placed)))
 
 
 def drawing(slots: int, instances: Sequence[GpuInstance]) -> tuple[str, str]:

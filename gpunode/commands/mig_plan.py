@@ -383,6 +383,10 @@ def data_of(config: str, label: str, node_plan: LayoutPlan, busy: Sequence[Obsta
 
 def _gpu(plan: GpuPlan) -> PlannedGpu:
     gpu = plan.gpu
+    today = tuple(
+        Piece(gi.name, gi.placement, tuple(ci.profile for ci in gi.compute), gi.id)
+        for gi in sorted(gpu.instances, key=lambda instance: instance.placement.start)
+    )
     desired = None
     if plan.target is not None:
         desired = tuple(
@@ -394,24 +398,13 @@ def _gpu(plan: GpuPlan) -> PlannedGpu:
         gpu.uuid,
         gpu.name,
         gpu.pci,
-        (_mode(gpu.current), _mode(plan.wish.enabled)),
+        ("on" if gpu.current else "off", "on" if plan.wish.enabled else "off"),
         plan.reset,
-        _current_pieces(plan),
+        today,
         desired,
         plan.steps,
         plan.lost,
         plan.kept,
-    )
-
-
-def _mode(on: bool) -> str:
-    return "on" if on else "off"
-
-
-def _current_pieces(plan: GpuPlan) -> tuple[Piece, ...]:
-    return tuple(
-        Piece(gi.name, gi.placement, tuple(ci.profile for ci in gi.compute), gi.id)
-        for gi in sorted(plan.gpu.instances, key=lambda instance: instance.placement.start)
     )
 
 
@@ -493,15 +486,12 @@ def _inside(step: MigStep, removed: Collection[int | None], created: Collection[
 def _rows(gpu: PlannedGpu) -> Iterator[tuple[Cell | str, ...]]:
     """One row for each run of slots within which neither layout has a border."""
     desired = gpu.wanted or ()
-    edges = sorted({0} | {edge for piece in (*gpu.today, *desired) for edge in _edges(piece)})
+    places = [piece.placement for piece in (*gpu.today, *desired)]
+    edges = sorted({0, *(place.start for place in places), *(place.end for place in places)})
     for start, end in itertools.pairwise(edges):
         now, after = _at(gpu.today, start), _at(desired, start)
         slots = f"{start}" if end - start == 1 else f"{start}-{end - 1}"
         yield slots, _cell(now, start), _cell(after, start), _word(now, after)
-
-
-def _edges(piece: Piece) -> tuple[int, int]:
-    return piece.placement.start, piece.placement.end
 
 
 def _at(pieces: Sequence[Piece], slot: int) -> Piece | None:

@@ -19,6 +19,7 @@ from gpunode.commands.options import (
     KubeconfigOption,
     NodeOption,
     ServerOption,
+    refuse_both,
     resource_names,
     wait_option,
 )
@@ -305,11 +306,8 @@ def _check_resource(name: str) -> None:
 
 
 def _check_count(count: str, *, remove: bool) -> None:
-    if count == AUTO:
-        return
-    if remove:
-        raise UsageError("--count and --remove exclude each other", hint="give one of them")
-    if not count.isascii() or not count.isdigit() or not len(count) < 10:
+    refuse_both(count=count != AUTO, remove=remove)
+    if count != AUTO and not (count.isascii() and count.isdigit() and len(count) < 10):
         raise UsageError(
             f"--count {count!r} is not a number of devices",
             hint="a whole number, or auto; --remove takes the entry away",

@@ -175,7 +175,7 @@ def _gather(host: Host, query: Query, progress: Progress) -> PluginStatus:
     _refuse_blind(reader)
     return PluginStatus(
         kubelet_socket,
-        _unless_recorded(host, kubelet or "unknown"),
+        "unknown" if not kubelet or (kubelet == "absent" and not host.live) else kubelet,
         None if own is None else _own(own),
         report.resources,
         report.units,
@@ -256,10 +256,6 @@ def _of_gpus(socket: PluginSocket) -> bool:
     """Sockets of other kinds of plugins are irrelevant; those of GPU plugins are named after the vendor."""
     name = PurePosixPath(socket.path).name
     return name.startswith(("nvidia", "amd", "gpu")) or "gpu" in name
-
-
-def _unless_recorded(host: Host, state: str) -> str:
-    return "unknown" if not host.live and state == "absent" else state
 
 
 def _refuse_blind(reader: _Sources) -> None:
@@ -440,7 +436,10 @@ def _faults(data: PluginStatus) -> Iterator[Block]:
     for resource in data.resources:
         if resource.plugin == "other" and resource.status:
             yield Text(f"{resource.name}: gpunode is {resource.status}", Style.BAD)
-    yield from (_socket(socket) for socket in data.sockets if socket.state != "listening")
+    for socket in data.sockets:
+        if socket.state != "listening":
+            state = _DEAD if socket.state == "refused" else socket.state
+            yield Text(f"{socket.path}: {state}", Style.WARN)
     for source in data.sources:
         if source.state == "failed":
             yield Text(f"{source.name}: {source.problem}", Style.WARN)
@@ -457,10 +456,6 @@ def troubles(units: tuple[UnitStatus, ...]) -> dict[tuple[DeviceProblem, str], l
             reported.add((unit.index or unit.id, unit.problem.code))
             groups.setdefault((unit.problem, unit.health), []).append(unit)
     return groups
-
-
-def _socket(socket: PluginSocket) -> Text:
-    return Text(f"{socket.path}: {_DEAD if socket.state == 'refused' else socket.state}", Style.WARN)
 
 
 # `gpunode plugin status`.

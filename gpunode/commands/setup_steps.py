@@ -240,7 +240,7 @@ def _run_step(
         result = step.run(dry_run)
         good = result.exit_code == ExitCode.OK
         became = ("planned" if dry_run else "done") if good else "failed"
-        reason = state.why if good else _reason(result)
+        reason = state.why if good else next((error.message for error in result.errors), "see what it says")
     except GpunodeError as error:
         result = Result("Error", None, "error", error.exit_code, errors=(error.info(),))
         became, reason = "failed", error.message
@@ -259,10 +259,6 @@ def _is_right(step: NodeStep) -> bool:
     with suppress(GpunodeError):
         return step.look().right
     return False
-
-
-def _reason(result: Result) -> str:
-    return result.errors[0].message if result.errors else "see what it says"
 
 
 def _blocker(step: NodeStep, reports: Sequence[StepReport]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, NamedTuple
 
 import typer
@@ -42,7 +43,8 @@ _YES: dict[bool | None, Cell] = {
 
 def blocks(data: RuntimeStatus) -> tuple[Block, ...]:
     """An overview, then each engine with its files, its handlers and the fixes."""
-    page: list[Block] = [_overview(data)]
+    columns = ("ENGINE", "VERSION", "STATE", "DEFAULT", "CDI", "FILES ACTIVE", "USED BY")
+    page: list[Block] = [Table(columns, tuple(_line(engine) for engine in data.engines))]
     if data.kubelet is not None and not any(engine.kubelet for engine in data.engines):
         where = f"{data.kubelet.engine} at {data.kubelet.endpoint} ({data.kubelet.source})"
         page.append(Text(f"the kubelet uses {where}", Style.DIM))
@@ -50,11 +52,6 @@ def blocks(data: RuntimeStatus) -> tuple[Block, ...]:
         page += _engine(engine)
     page += _cdi_blocks(data)
     return tuple(page)
-
-
-def _overview(data: RuntimeStatus) -> Table:
-    columns = ("ENGINE", "VERSION", "STATE", "DEFAULT", "CDI", "FILES ACTIVE", "USED BY")
-    return Table(columns, tuple(_line(engine) for engine in data.engines))
 
 
 def _line(engine: EngineStatus) -> tuple[Cell | str, ...]:
@@ -304,7 +301,9 @@ def run(
         )
     answers = query_all(engines)
     entries = journal_entries(host)
-    kubelet = _kubelet(host)
+    kubelet = None
+    with suppress(GpunodeError):  # only root may read its file, and the engines can be reported without it
+        kubelet = find_kubelet(host, running(host))
     engine_statuses = (
         _status(engine, answer, entries, kubelet, restart_command)
         for engine, answer in zip(engines, answers, strict=True)
@@ -351,13 +350,6 @@ def _engines(
         daemons.setdefault((daemon.name, daemon.config_path), daemon)
     engines = (find.of_daemon(as_daemon_user(host, daemon), daemon) for daemon in daemons.values())
     return tuple(engines), tuple(notes)
-
-
-def _kubelet(host: Host) -> Kubelet | None:
-    try:
-        return find_kubelet(host, running(host))
-    except GpunodeError:
-        return None  # only root may read its file, and the engines can be reported without it
 
 
 def _status(

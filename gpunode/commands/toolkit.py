@@ -130,10 +130,9 @@ def toolkit_status(session: Session) -> Result:
     killed = tuple(f"an install runs now or was killed half-way: {name}" for name in killed_runs(host))
     problems = (*trouble, *killed, *_problems(states, repositories))
     version = common_version(states)
-    installed = any(state.installed for state in states.values())
-    data = ToolkitStatus(
-        manager.name, version, packages, repositories, problems, _next(version, problems, installed=installed)
-    )
+    good = version and not problems and any(state.installed for state in states.values())
+    next_command = NEXT if good else "gpunode toolkit install"
+    data = ToolkitStatus(manager.name, version, packages, repositories, problems, next_command)
     return Result(
         STATUS,
         data,
@@ -623,7 +622,6 @@ def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterat
 # `gpunode toolkit status`: the four packages, their sources, and inconsistencies.
 
 STATUS = "ToolkitStatus"
-_INSTALL = "gpunode toolkit install"
 _STATUS_FAMILY = {"apt": "debian", "dnf": "rhel", "zypper": "suse"}
 _STATE_PHRASES = {
     EntryState.RETIRED: "is retired: NVIDIA no longer serves it",
@@ -699,12 +697,6 @@ def _remarks(packages: tuple[ToolkitPackage, ...]) -> tuple[str, ...]:
     if len(origins) < 2:
         return ()
     return (f"more than one repository has the toolkit, and the newest wins: {', '.join(origins)}",)
-
-
-def _next(version: str, problems: tuple[str, ...], *, installed: bool) -> str:
-    if problems or not installed:
-        return _INSTALL
-    return NEXT if version else _INSTALL
 
 
 def _status_blocks(data: ToolkitStatus) -> Iterator[Block]:

@@ -172,11 +172,13 @@ def _listed(data: ToolkitConfig) -> tuple[Block, ...]:
         )
         for setting in data.settings
     )
-    return Text(f"{data.config} ({data.config_source}){state}", Style.HEADING), Table(_columns(data), rows)
-
-
-def _columns(data: ToolkitConfig) -> tuple[str, ...]:
-    return ("KEY", "VALUE", "SOURCE", "PROBLEM" if any(setting.problem for setting in data.settings) else "")
+    columns = (
+        "KEY",
+        "VALUE",
+        "SOURCE",
+        "PROBLEM" if any(setting.problem for setting in data.settings) else "",
+    )
+    return Text(f"{data.config} ({data.config_source}){state}", Style.HEADING), Table(columns, rows)
 
 
 # `gpunode toolkit config set|unset`: change the toolkit's config.toml, comments kept, values checked.

@@ -74,7 +74,10 @@ def check_environment(context: Any, environ: Mapping[str, str]) -> None:
     prefix = context.auto_envvar_prefix
     options, table = context.command.get_params(context), context.find_root().command
     for name in sorted(set(names) - _known(options, prefix)):
-        _refuse_one_shot(name, options, prefix)
+        for option in options:
+            if option.name in ONE_SHOT and name == variable_of(option, prefix):
+                hint = "give it on the command line"
+                raise UsageError(f"{name}: {flag_of(option)} has no variable", hint=hint)
         if name.startswith(f"{prefix}_"):
             _warn(name, list(_known(options, prefix)))
         elif not any(name.startswith(f"{_prefix(command)}_") for command in table.commands):
@@ -82,7 +85,9 @@ def check_environment(context: Any, environ: Mapping[str, str]) -> None:
 
 
 def _warn(name: str, known: list[str]) -> None:
-    suggestion = _nearest(name, known)
+    from difflib import get_close_matches
+
+    suggestion = next(iter(get_close_matches(name, known, 1, 0.8)), "")
     say(f"warning: {name} is unknown" + (f"; did you mean {suggestion}?" if suggestion else ""))
 
 
@@ -94,15 +99,3 @@ def _known(options: list[Any], prefix: str) -> set[str]:
     own = {variable_of(option, prefix) for option in automatic if option.param_type_name == "option"}
     earlier = {f"{prefix}_{option.name}".upper() for option in automatic}  # Click's names, which still work
     return declared | own | earlier
-
-
-def _refuse_one_shot(name: str, options: list[Any], prefix: str) -> None:
-    for option in options:
-        if option.name in ONE_SHOT and name == variable_of(option, prefix):
-            raise UsageError(f"{name}: {flag_of(option)} has no variable", hint="give it on the command line")
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(name, known, 1, 0.8)), "")
