@@ -210,7 +210,11 @@ def cdi_generate(
     gpunode cdi generate > nvidia.yaml
     """
     host = session.host
-    _refuse_mode(mode)
+    if mode not in ("auto", "nvml"):  # nvidia-ctk's for what isn't NVIDIA's Linux driver
+        raise UsageError(
+            f"--mode {mode} has no counterpart: gpunode describes the GPUs of NVIDIA's Linux driver",
+            hint=f"nvidia-ctk cdi generate --mode={mode}",
+        )
     sources, form = _requested(source, options)
     path, file_format = destination(output_file, format_name)
     check(sources, form)
@@ -288,15 +292,6 @@ def cdi_refresh(
         return change_units(session.host, session.progress, remove=remove, dry_run=dry_run)
     form = Form(names=_names(device_name))
     return refresh_specification(session.host, source.sources, form, session.progress, dry_run=dry_run)
-
-
-def _refuse_mode(mode: str) -> None:
-    """`UsageError` for a discovery mode of nvidia-ctk that isn't the one for NVIDIA's Linux driver."""
-    if mode not in ("auto", "nvml"):
-        raise UsageError(
-            f"--mode {mode} has no counterpart: gpunode describes the GPUs of NVIDIA's Linux driver",
-            hint=f"nvidia-ctk cdi generate --mode={mode}",
-        )
 
 
 def _names(device_name: Strings) -> tuple[str, ...]:

@@ -82,19 +82,15 @@ def _make_nodes(host: Host) -> tuple[str, ...]:
     desired = {
         f"/dev/nvidia-caps/nvidia-cap{number}"
         for name, number in numbers.items()
-        if name.startswith("gpu") and host.exists(f"/proc/driver/nvidia/capabilities/{_inside(name)}")
+        # ``gpu0/gi1/access`` is ``gpu0/mig/gi1/access`` in the driver's directory of capabilities
+        if name.startswith("gpu")
+        and host.exists(f"/proc/driver/nvidia/capabilities/{name.replace('/', '/mig/', 1)}")
     }
     if all(host.exists(path) for path in desired):
         return ()
     host.run(("nvidia-smi", "-L"), timeout=60.0)
     missing = sorted(path for path in desired if not host.exists(path))
     return (f"{', '.join(missing)} does not exist yet: nvidia-smi -L creates it",) if missing else ()
-
-
-def _inside(name: str) -> str:
-    """``gpu0/gi1/access`` as the driver's directory of capabilities spells it: ``gpu0/mig/gi1/access``."""
-    gpu, _, rest = name.partition("/")
-    return f"{gpu}/mig/{rest}"
 
 
 def _describe(host: Host, progress: Progress) -> str:

@@ -57,10 +57,10 @@ WantedBy=multi-user.target
 def unit_text(program: str, label: str) -> str:
     """The unit's text. `program` is the start of the ExecStart line, `label` the configuration's label.
 
-    ValueError for a label with control characters, which a unit can't contain.
+    `UsageError` for a label with control characters, which a unit can't contain.
     """
     if any(ord(character) < 32 or ord(character) == 127 for character in label):
-        raise ValueError(label)
+        raise UsageError(f"{label!r} can't stand in a unit", hint="rename the configuration")
     return _UNIT.format(
         marker=MARKER,
         label=label.replace("%", "%%"),
@@ -95,17 +95,8 @@ def refuse_persist(host: Host, selection: mig_plan.ConfigSelection) -> None:
         )
 
 
-def _unit_text(host: Host, selection: mig_plan.ConfigSelection) -> str:
-    try:
-        return unit_text(program(host), selection.label)
-    except ValueError as error:
-        raise UsageError(
-            f"{selection.label!r} can't stand in a unit", hint="rename the configuration"
-        ) from error
-
-
 def edits(host: Host, selection: mig_plan.ConfigSelection) -> tuple[FileEdit, ...]:
-    unit = _unit_text(host, selection).encode()
+    unit = unit_text(program(host), selection.label).encode()
     return (
         FileEdit(CONFIG_FILE, host.read_bytes(CONFIG_FILE), selection.data),
         marked_edit(host, UNIT_FILE, unit, MARKER),
@@ -140,7 +131,7 @@ def another_at_boot(host: Host, selection: mig_plan.ConfigSelection) -> Iterator
         return
     try:
         same = unit == unit_text(program(host), selection.label)
-    except ValueError:
+    except UsageError:
         same = False
     if not same or host.read_bytes(CONFIG_FILE) != selection.data:
         yield f"{UNIT} still applies an earlier layout at each boot: add --persist to have this one"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -195,10 +194,9 @@ _RESTART = "a kubelet that registers again may set it to 0: advertise again afte
 _INTERVAL = 0.5
 
 
-@dataclass(frozen=True)
-class AdvertiseOptions:
-    """What is advertised. `wait`: seconds for the kubelet to make it allocatable."""
-
+@verb(node_app, "advertise", "NodeChange")
+def node_advertise(
+    session: Session,
     resource: Annotated[
         str,
         typer.Option(
@@ -207,22 +205,16 @@ class AdvertiseOptions:
             help="Extended resource, such as nvidia.com/gpu.",
             autocompletion=resource_names,
         ),
-    ]
+    ],
     count: Annotated[
         str,
         typer.Option("--count", metavar="N", help="Number of devices; auto: this machine's GPUs."),
-    ] = AUTO
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the resource from the node.")] = False
+    ] = AUTO,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the resource from the node.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a value that a device plugin or another program set.")
-    ] = False
-    wait: Annotated[float, wait_option(least=0, default=WAIT_SECONDS)] = WAIT_SECONDS
-
-
-@verb(node_app, "advertise", "NodeChange")
-def node_advertise(
-    session: Session,
-    options: AdvertiseOptions,
+    ] = False,
+    wait: Annotated[float, wait_option(least=0, default=WAIT_SECONDS)] = WAIT_SECONDS,
     kubeconfig: KubeconfigOption = "",
     kube_context: ContextOption = "",
     server: ServerOption = "",
@@ -233,11 +225,11 @@ def node_advertise(
 
     gpunode node advertise --resource example.com/gpu --count 8 --dry-run
     """
-    host, progress, resource, force = session.host, session.progress, options.resource, options.force
+    host, progress = session.host, session.progress
     _check_resource(resource)
-    _check_count(options.count, remove=options.remove)
+    _check_count(count, remove=remove)
     at = place(host, NodeTarget(Access(kubeconfig, kube_context, server), node, dry_run))
-    number = None if options.remove else _count(host, options.count, resource, at, progress)
+    number = None if remove else _count(host, count, resource, at, progress)
     by = served(host, resource) if at.own and not force else ""
 
     def plan(node: Json) -> Patch:
@@ -254,9 +246,9 @@ def node_advertise(
     data = node_change(at, done, [KeyChange(resource, before, desired)], undo, status=True)
     if dry_run:
         return _result(done.before, data, resource)
-    with progress.step("waiting for the kubelet") if options.wait else progress.step("reading it back"):
+    with progress.step("waiting for the kubelet") if wait else progress.step("reading it back"):
         try:
-            present = _await(host, progress, at, resource, desired, options.wait)
+            present = _await(host, progress, at, resource, desired, wait)
         except ClusterError as error:
             return _not_read_back(data, error)
         except KeyboardInterrupt:

@@ -101,7 +101,8 @@ class SettingOption(typer.core.TyperOption):
     shown."""
 
     def __init__(self, row: Any, metavar: str, default: str) -> None:
-        offered = one_of(*_values(row), comma=row.takes_many)
+        values = ("true", "false") if row.kind == "boolean" else (*row.allowed, *row.known)
+        offered = one_of(*values, comma=row.takes_many)
         super().__init__(
             param_decls=[row.field, *row.flags],
             help=row.help,
@@ -131,11 +132,6 @@ def plugin_option(field: str, *others: str, **attributes: Any) -> Any:
 
 
 StateDirOption = Annotated[str, plugin_option("state_dir", metavar="PATH")]
-
-
-def _values(row: Option) -> tuple[str, ...]:
-    """Values that Tab offers for an option."""
-    return ("true", "false") if row.kind == "boolean" else (*row.allowed, *row.known)
 
 
 class SettingsCommand(HelpCommand):

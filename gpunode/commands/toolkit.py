@@ -200,7 +200,7 @@ class InstallPlan(NamedTuple):
     goal: Goal
     files: tuple[toolkit.PackageFile, ...]
     repository: RepositoryPlan | None
-    refresh: Command | None
+    refresh: tuple[Command, ...]
     steps: Steps
     killed: bool = False
 
@@ -223,7 +223,7 @@ def install(
     with progress.step(f"querying {manager.name} for installed and available packages"):
         intent = _intend(host, manager, goal, directory, desired)
     if dry_run:
-        commands = tuple(command.text for command in (*_refreshing(intent), *intent.steps.commands))
+        commands = tuple(command.text for command in (*intent.refresh, *intent.steps.commands))
         changes = tuple(edit.change() for edit in edits_of(host, intent.file_changes))
         notes = unfinished_notes(Journal.of(host))
         if intent.steps.install and not all(intent.steps.versions.values()):
@@ -273,9 +273,9 @@ def _intend(
         return _from_directory(host, manager, directory, goal, states, killed=killed)
     steps = toolkit.plan(manager, states, goal, killed=killed)
     if steps.install is None and not desired.asked and not repository.judged:  # installed in another way
-        return InstallPlan(manager, states, goal, (), None, None, steps, killed)
+        return InstallPlan(manager, states, goal, (), None, (), steps, killed)
     only = repository.file if manager.name == "apt" else repository.id
-    refresh = manager.refresh(only) if steps.install or repository.files else None
+    refresh = (manager.refresh(only),) if steps.install or repository.files else ()
     return InstallPlan(manager, states, goal, (), repository, refresh, steps, killed)
 
 
@@ -313,22 +313,18 @@ def _from_directory(
     goal = Goal(files[0].version, hold=goal.hold)
     if toolkit.settled(states, goal):
         steps = toolkit.plan(manager, states, goal, killed=killed)
-        return InstallPlan(manager, states, goal, files, None, None, steps, killed)
-    downgrade = toolkit.is_downgrade(manager, states, files)
-    install = manager.install_files([file.path for file in files], downgrade=downgrade)
-    versions = {file.name: file.version for file in files}
-    steps = toolkit.around(manager, states, goal, install, versions, killed=killed)
-    return InstallPlan(manager, states, goal, files, None, None, steps, killed)
-
-
-def _refreshing(intent: InstallPlan) -> tuple[Command, ...]:
-    return (intent.refresh,) if intent.refresh else ()
+    else:
+        downgrade = toolkit.is_downgrade(manager, states, files)
+        install = manager.install_files([file.path for file in files], downgrade=downgrade)
+        versions = {file.name: file.version for file in files}
+        steps = toolkit.around(manager, states, goal, install, versions, killed=killed)
+    return InstallPlan(manager, states, goal, files, None, (), steps, killed)
 
 
 def _act(intent: InstallPlan, run: Run) -> None:
     """Read the indexes, plan with them, install, and check that the four have one version."""
     manager, steps = intent.manager, intent.steps
-    for command in _refreshing(intent):
+    for command in intent.refresh:
         run(command)
     if intent.refresh and steps.install:
         states = manager.look(PACKAGES)

@@ -142,7 +142,7 @@ def test_unit_command_restores_the_layout_after_a_reboot(mig_node: MigMaker, tmp
 
 def test_label_is_one_quoted_word_in_the_unit() -> None:
     assert '--selected-config "a b$$c%%d\\"e"\n' in mig_boot.unit_text("/bin/x", 'a b$c%d"e')
-    with pytest.raises(ValueError, match="a"):
+    with pytest.raises(UsageError, match="a"):
         mig_boot.unit_text("/bin/x", "a\nExecStart=/bin/false")
 
 
