@@ -402,12 +402,7 @@ def doctor(
         from gpunode.commands import doctor_fix
 
         doctor_fix.refuse(fix, apply, allowed)
-    for identifier in checks or ():
-        if "." in identifier or "/" in identifier:  # no check's id has one
-            raise UsageError(
-                f"unknown check {identifier!r}",
-                hint="a file: gpunode doctor --compare FILE FILE, or gpunode doctor --root BUNDLE",
-            )
+    _refuse_files(checks or ())
     ids = (*(checks or ()), *(options.only or ()))
     selection = selected(ids, options.skip or (), options.ignore or (), options.preflight or "")
     if options.cuda and release_of(options.cuda) is None:
@@ -420,6 +415,16 @@ def doctor(
         return doctor_fix.run(host, findings, progress, strict=strict, apply=apply, allow=allowed)
     result = run(host, progress, selection, questions, strict=strict, explain=options.explain)
     return _with_output_file(output_file, result)
+
+
+def _refuse_files(checks: Sequence[str]) -> None:
+    """`UsageError` for a file in place of a check: no id has a dot or a slash."""
+    for identifier in checks:
+        if "." in identifier or "/" in identifier:
+            raise UsageError(
+                f"unknown check {identifier!r}",
+                hint="a file: gpunode doctor --compare FILE FILE, or gpunode doctor --root BUNDLE",
+            )
 
 
 def _with_output_file(path: str, result: Result) -> Result:

@@ -388,13 +388,10 @@ def _refused(plan: DriverPlan, identifier: str, *, dry_run: bool) -> Result:
     errors = [ErrorInfo(refusal.code, refusal.message, refusal.hint) for refusal in plan.refusals]
     if not errors:
         hint = f"read the plan, then run this with --yes --plan {plan.id}"
-        code_and_message = ("not-confirmed", "nothing was changed: the plan was not confirmed")
+        code, reason = "not-confirmed", "the plan was not confirmed"
         if identifier not in ("", plan.id):
-            code_and_message = (
-                "plan-changed",
-                f"nothing was changed: {identifier} isn't this node's plan, {plan.id} is",
-            )
-        errors = [ErrorInfo(*code_and_message, hint)]
+            code, reason = "plan-changed", f"{identifier} isn't this node's plan, {plan.id} is"
+        errors = [ErrorInfo(code, f"nothing was changed: {reason}", hint)]
     data = DriverInstallation(data_of(plan), (), (), (), (), "", plan.reboot, dry_run)
     page = tuple(blocks(plan, refusals=False))
     return Result(INSTALLATION, data, "error", ExitCode.PRECONDITION, plan.notes, tuple(errors), page)
@@ -588,13 +585,6 @@ def _result(
     lines.append(Text("next: gpunode doctor", Style.COMMAND))
     lines += [Text(f"undo it with: {command}", Style.DIM) for command in undo]
     code = ExitCode.FAILED if pending else ExitCode.OK
-    errors = (
-        (
-            ErrorInfo(
-                "not-loaded", "the driver is installed and doesn't come up yet", "gpunode doctor says why"
-            ),
-        )
-        if pending
-        else ()
-    )
+    message = "the driver is installed and doesn't come up yet"
+    errors = (ErrorInfo("not-loaded", message, "gpunode doctor says why"),) if pending else ()
     return Result(INSTALLATION, data, "fail" if pending else "ok", code, notes, errors, tuple(lines))

@@ -34,10 +34,8 @@ def run(host: Host, progress: Progress) -> Result:
             "gpunode doctor; dmesg | grep -i xid",
         )
         return Result("GpuInventory", inventory, "fail", ExitCode.FAILED, (), (error,), page)
-    if not inventory.gpus:
-        message = "warning: no GPU was found; find out why: gpunode doctor"
-        return Result("GpuInventory", inventory, "warn", messages=(message,), blocks=page)
-    return Result("GpuInventory", inventory, blocks=page)
+    messages = () if inventory.gpus else ("warning: no GPU was found; find out why: gpunode doctor",)
+    return Result("GpuInventory", inventory, "warn" if messages else "ok", messages=messages, blocks=page)
 
 
 def explain_failure(answer: NvmlProbe) -> GpunodeError:

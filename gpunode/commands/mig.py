@@ -56,9 +56,8 @@ def mig_list(
     blocks = (heading, *details) if layouts.gpus else (heading, Text("NVML lists no GPU.", Style.WARN))
     errors = tuple(unreadable(layouts, placements=profiles))
     notes = plan_command.unfinished_notes(session.host, layouts)
-    if not errors:
-        return Result("MigLayout", layouts, messages=notes, blocks=blocks)
-    return Result("MigLayout", layouts, "fail", exit_code(errors), notes, errors, blocks)
+    failed = ("fail", exit_code(errors)) if errors else ("ok", ExitCode.OK)
+    return Result("MigLayout", layouts, *failed, notes, errors, blocks)
 
 
 @verb(mig_app, "export", "MigExport")

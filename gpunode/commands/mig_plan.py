@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -140,8 +140,7 @@ class ConfigSelection(NamedTuple):
         return desired_layouts(self.path, self.label, self.entries, layouts, mode_only=mode_only)
 
 
-@dataclass(frozen=True)
-class LayoutPlan:
+class LayoutPlan(NamedTuple):
     """The current state, the plan of each GPU that the configuration names, and the notes.
 
     `left` is what earlier runs left incomplete: those GPUs count as what they were before, and are restored
@@ -151,7 +150,7 @@ class LayoutPlan:
     layouts: Layouts
     plans: tuple[GpuPlan, ...]
     notes: tuple[str, ...] = ()
-    left: unfinished.UnfinishedGpus = field(default_factory=unfinished.UnfinishedGpus)
+    left: unfinished.UnfinishedGpus = unfinished.UnfinishedGpus()
 
     @property
     def changes(self) -> bool:
@@ -198,11 +197,9 @@ def planned(host: Host, selection: ConfigSelection, layouts: Layouts) -> LayoutP
     """The plan for these layouts. `ImpossibleMigConfig` for layouts that this node can't have."""
     desired = selection.desired(layouts)
     plans = plan(selection.path, desired.all, mode_only=selection.mode_only)
-    unfinished_gpus = (
-        unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
-        if host.is_root
-        else unfinished.UnfinishedGpus()
-    )
+    unfinished_gpus = unfinished.UnfinishedGpus()
+    if host.is_root:
+        unfinished_gpus = unfinished.unfinished_gpus(unfinished.load_snapshot(host), layouts)
     others = tuple(_restoring_plans(layouts, desired, unfinished_gpus))
     restored = {gpu_plan.gpu.index for gpu_plan in others}
     notes = [

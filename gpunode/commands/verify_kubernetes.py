@@ -155,12 +155,6 @@ class PodFollower:
 _MAKER = "gpunode/maker"
 
 
-def made_by(host: Host) -> dict[str, str]:
-    """The annotation by which a later run on this machine knows whether the run that made a pod is still
-    active."""
-    return {_MAKER: f"{_machine(host)}.{container.maker(host)}"}
-
-
 def sweep(host: Host, cluster: Cluster, namespace: str, hostname: str) -> None:
     """Remove test pods on this node that belong to a run which has certainly ended."""
     try:
@@ -328,7 +322,9 @@ def _runtime_class(host: Host, cluster: Cluster, request: PodRequest, progress: 
 
 def _create(case: _Case) -> Json:
     desired = vector_add(case.pod)
-    desired["metadata"]["annotations"] = made_by(case.host)
+    # a later run on this machine knows by it whether the run that made the pod is still active
+    maker = f"{_machine(case.host)}.{container.maker(case.host)}"
+    desired["metadata"]["annotations"] = {_MAKER: maker}
     try:
         return case.cluster.create(desired)
     except (Forbidden, Invalid, NotFound, Unavailable) as error:
