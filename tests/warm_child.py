@@ -95,6 +95,6 @@ def _be_the_child(
 class WarmChild(LineChild):
     """A `LineChild` that starts at once."""
 
-    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         with patch("subprocess.Popen", ForkedPopen):
-            super().__init__(argv, env, noting)
+            super().__init__(argv, env)

@@ -65,10 +65,10 @@ class ChildFailure(Exception):
         self.reason, self.timed_out, self.question = reason, timed_out, question
 
 
-def start(host: Host, module: str, options: Mapping[str, Any], *, noting: bool = True) -> LineChild:
+def start(host: Host, module: str, options: Mapping[str, Any]) -> LineChild:
     """Start `module` as a child. `ChildFailure` if no process can be started."""
     try:
-        return host.start_child(module_argv(module, json.dumps(options)), noting=noting)
+        return host.start_child(module_argv(module, json.dumps(options)))
     except OSError as error:
         raise ChildFailure(f"no process can be started: {error.strerror or error}") from error
 

@@ -94,12 +94,12 @@ class Host(ReadingHost):
             return Completed(tuple(argv), COMMAND_NOT_FOUND, "", f"{argv[0]}: {os.strerror(errno.ENOENT)}")
         return run_process(tuple(argv), timeout, stdin, full, program, watch)
 
-    def start_child(self, argv: Sequence[str], *, noting: bool = False) -> LineChild:
+    def start_child(self, argv: Sequence[str]) -> LineChild:
         """Start a child process of this live machine that answers in lines; see `process.LineChild`."""
         if self.trace is not None:
             self.trace(" ".join(argv))
         self.note(f"running {' '.join(argv)}")
-        return LineChild(tuple(argv), {**self.environ, "LC_ALL": "C.UTF-8"}, noting)
+        return LineChild(tuple(argv), {**self.environ, "LC_ALL": "C.UTF-8"})
 
     def refuse_unsafe(self, *names: str) -> None:
         """`PreconditionError` for a program if the node only has one that other users may have written: the

@@ -251,25 +251,24 @@ def start_daemon(argv: tuple[str, ...], output: Path, env: Mapping[str, str]) ->
 class LineChild:
     """A running child that writes lines to stdout; one thread reads, any thread may write or `wake`.
 
-    `OSError` if it can't be started. `last_words` is the end of its stderr. With `noting` the child gets one
-    more argument, the descriptor of an unnamed file with the content `note`.
+    `OSError` if it can't be started. `last_words` is the end of its stderr. The child gets one more argument,
+    the descriptor of an unnamed file with the content `note`.
     """
 
-    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str], noting: bool = False) -> None:
-        self._note = unnamed_file() if noting else -1
+    def __init__(self, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+        self._note = unnamed_file()
         try:
             self._child = subprocess.Popen(
-                (*argv, str(self._note)) if noting else argv,
+                (*argv, str(self._note)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(env),
                 start_new_session=True,
-                pass_fds=(self._note,) if noting else (),
+                pass_fds=(self._note,),
             )
         except OSError:
-            if noting:
-                os.close(self._note)
+            os.close(self._note)
             raise
         self._buffer = bytearray()
         self._stderr = b""

@@ -50,6 +50,8 @@ from gpunode.output.typed import plain
 
 _COMPUTE_INSTANCE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT
 _SHARED_ENGINES = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+_GPU_INSTANCE_INFO = "nvmlGpuInstanceGetInfo"
+_COMPUTE_INSTANCE_INFO = "nvmlComputeInstanceGetInfo_v2"
 _MOST_PLACES = 16  # 8 slots are the most of any GPU
 _ABSENT = (NOT_SUPPORTED, INVALID_ARGUMENT)
 _T = TypeVar("_T")
@@ -148,12 +150,10 @@ def _free(nvml: Nvml, gpu: Handle, profile_id: int) -> int | None:
     return _unless((FUNCTION_NOT_FOUND, *_ABSENT), lambda: int(nvml.call(call, gpu, profile_id)), None)
 
 
-def _gpu_instance_info(nvml: Nvml, gpu_instance: Handle) -> InstanceInfo:
-    return _info(gpu_instance, nvml.call("nvmlGpuInstanceGetInfo", gpu_instance))
-
-
-def _compute_instance_info(nvml: Nvml, compute_instance: Handle) -> InstanceInfo:
-    return _info(compute_instance, nvml.call("nvmlComputeInstanceGetInfo_v2", compute_instance))
+def _info(nvml: Nvml, call: str, instance: Handle) -> InstanceInfo:
+    info = nvml.call(call, instance)
+    place = Placement(int(info.placement.start), int(info.placement.size))
+    return InstanceInfo(instance, int(info.id), int(info.profileId), place)
 
 
 def _listed(
@@ -169,11 +169,6 @@ def _listed(
             return ()
         raise
     return tuple(Handle(handle, of.gpu) for handle in handles[: min(count.value, room)])
-
-
-def _info(handle: Handle, info: Any) -> InstanceInfo:
-    place = Placement(int(info.placement.start), int(info.placement.size))
-    return InstanceInfo(handle, int(info.id), int(info.profileId), place)
 
 
 def _name(info: Any) -> str:
@@ -238,7 +233,7 @@ def _read_instances(nvml: Nvml, gpu: Handle, memory: int, values: dict[str, Any]
         call = "nvmlDeviceGetGpuInstances"
         for profile in offered:
             for gi in _listed(nvml, call, "c_nvmlGpuInstance_t", gpu, profile.id, profile.max_count):
-                info = _gpu_instance_info(nvml, gi)
+                info = _info(nvml, _GPU_INSTANCE_INFO, gi)
                 result[info.id] = profile, info
     examples = {profile.index: info.handle for profile, info in result.values()}
     compute = {index: _compute_profiles(nvml, handle) for index, handle in examples.items()}
@@ -287,7 +282,7 @@ def _instance(
     for profile_id, offer in offered.items():
         call, kind = "nvmlGpuInstanceGetComputeInstances", "c_nvmlComputeInstance_t"
         for handle in _listed(nvml, call, kind, info.handle, profile_id, offer.max_count):
-            ci = _compute_instance_info(nvml, handle)
+            ci = _info(nvml, _COMPUTE_INSTANCE_INFO, handle)
             if ci.profile_id == profile_id:
                 uuid = uuids.get((info.id, ci.id), "")
                 place = ci.placement if ci.placement.size else None
@@ -387,7 +382,7 @@ def _create_gpu_instance(nvml: Nvml, question: Question) -> Any:
         gi = nvml.part("nvmlDeviceCreateGpuInstance", gpu, profile)
     else:
         gi = nvml.part("nvmlDeviceCreateGpuInstanceWithPlacement", gpu, profile, at)
-    info = _gpu_instance_info(nvml, gi)
+    info = _info(nvml, _GPU_INSTANCE_INFO, gi)
     return {"id": info.id, "at": [info.placement.start, info.placement.size]}
 
 
@@ -402,7 +397,7 @@ def _create_compute_instance(nvml: Nvml, question: Question) -> Any:
     call = "nvmlGpuInstanceCreateComputeInstance"
     placed = partial(nvml.part, f"{call}WithPlacement", gi, profile, at)
     ci = _unless((FUNCTION_NOT_FOUND,), placed, None) if at is not None else None
-    return {"id": _compute_instance_info(nvml, ci or nvml.part(call, gi, profile)).id}
+    return {"id": _info(nvml, _COMPUTE_INSTANCE_INFO, ci or nvml.part(call, gi, profile)).id}
 
 
 def _destroy_gpu_instance(nvml: Nvml, question: Question) -> Any:

@@ -58,20 +58,20 @@ class HangingHost(Host):
     def monotonic(self) -> float:
         return super().monotonic() + sum(self.skipped)
 
-    def start_child(self, argv: Sequence[str], *, noting: bool = False) -> LineChild:
+    def start_child(self, argv: Sequence[str]) -> LineChild:
         if nvml_watcher.__name__ not in argv:
-            return super().start_child(argv, noting=noting)
+            return super().start_child(argv)
         arguments = argv[argv.index(nvml_watcher.__name__) + 1 :]
-        return _Child(self, module_argv(_MODULE, *arguments), noting)
+        return _Child(self, module_argv(_MODULE, *arguments))
 
 
 class _Child(LineChild):
     """While its NVML hangs, its reader waits on the host's clock only."""
 
-    def __init__(self, host: HangingHost, argv: tuple[str, ...], noting: bool) -> None:
+    def __init__(self, host: HangingHost, argv: tuple[str, ...]) -> None:
         self._hangs = _Hangs(Path(host.environ[SCENARIO_VARIABLE]))
         self._skipped = host.skipped
-        super().__init__(argv, host.environ, noting)
+        super().__init__(argv, host.environ)
 
     def read_line(self, timeout: float) -> str | None:
         line = super().read_line(min(timeout, _POLL_SECONDS))

@@ -349,7 +349,7 @@ def tegra_inventory(host: Host, seconds: float) -> tuple[Inventory | None, str]:
     if not host.live:
         return None, "nothing was recorded of this machine's CUDA"
     try:
-        child = start(host, "gpunode.gpu.cuda", {}, noting=False)
+        child = start(host, "gpunode.gpu.cuda", {})
         try:
             document = answer(child, seconds, library="CUDA")
         finally:
