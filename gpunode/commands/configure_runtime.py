@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -106,10 +106,10 @@ def run(
         intents = [_intent(engine, *_desired(engine, choice)) for engine in engines]
         if choice.cdi:
             users = tuple(name_of_daemon(engine.daemon) for engine in engines)
-            intents = [replace(intent, cdi=(user,)) for intent, user in zip(intents, users, strict=True)]
+            intents = [intent._replace(cdi=(user,)) for intent, user in zip(intents, users, strict=True)]
             # the journal entry that creates the shared files names all engines: one that needs no change has
             # no entry of its own
-            first = replace(intents[0], cdi=users)
+            first = intents[0]._replace(cdi=users)
             intents[0] = _with_shared_files(first, host, engines, units=not request.no_restart)
         return tuple(intents)
 
@@ -141,9 +141,9 @@ def _with_shared_files(intent: Intent, host: Host, engines: tuple[Engine, ...], 
             FileEdit(path, host.read_bytes(path), content, generated=path in files.generated, beside=True)
             for path, content in files.files
         )
-        return replace(own.with_beside(edits, files.units), notes=(*own.notes, *files.notes))
+        return own.with_beside(edits, files.units)._replace(notes=(*own.notes, *files.notes))
 
-    return replace(intent, plan=plan)
+    return intent._replace(plan=plan)
 
 
 def _shared_files(host: Host, engines: tuple[Engine, ...], *, units: bool) -> EngineFiles:

@@ -139,7 +139,7 @@ def _removal(
     def plan(active: Active | None) -> Plan:
         own, beside = _own(engine, journal, names, cdi, cdi_paths, plan_rollback(), active), shared()
         full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
-        return replace(full, notes=(*full.notes, *beside.notes))
+        return full._replace(notes=(*full.notes, *beside.notes))
 
     def done() -> None:
         for entry in plan_rollback().entries:

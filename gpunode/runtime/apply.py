@@ -7,7 +7,7 @@ import functools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import (
     ConfigError,
@@ -181,8 +181,7 @@ def _split(command: str) -> tuple[str, ...]:
 # Carrying out a plan.
 
 
-@dataclass(frozen=True)
-class ApplyOutcome:
+class ApplyOutcome(NamedTuple):
     """The result. `seconds` is the restart's duration; `active` is None if the daemon wasn't queried."""
 
     journal: str = ""

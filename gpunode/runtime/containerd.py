@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -87,14 +87,14 @@ class ContainerdEngine(Engine):
     def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         config = load_config(self.host, self.daemon.config_path, self.daemon.version)
-        plan = replace(self._removal(edits, names, active, config.version), restores=True)
+        plan = self._removal(edits, names, active, config.version)._replace(restores=True)
         if self._validator is not None:
             try:
                 self._validator.staged(laid_over(self.host, config.files, plan.edits))
             except ValidationError as error:
                 note = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
                 removal = self.plan_removal(UnwantedConfig(names), active)
-                return replace(removal, notes=(*removal.notes, note))
+                return removal._replace(notes=(*removal.notes, note))
         return plan
 
     def _removal(
@@ -112,9 +112,9 @@ class ContainerdEngine(Engine):
         """The state without the generated copies. The new drop-in takes the path of the first copy."""
         state = self._state(without=frozenset(copies))
         if state.deep and not self.drop_in:
-            state = replace(state, drop_in=next(iter(copies)))
+            state = state._replace(drop_in=next(iter(copies)))
         texts = {path: text for path, text in state.texts.items() if path not in copies}
-        return Replacement(replace(state, texts=texts), with_copied(desired, copies), copies)
+        return Replacement(state._replace(texts=texts), with_copied(desired, copies), copies)
 
     def _about_drop_ins(
         self, state: ContainerdState, copies: Copies, outcome: PlannedFiles

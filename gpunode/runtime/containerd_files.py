@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.facts.containerd import CRI_IDS, CRI_PLUGINS, ContainerdConfig, covers, merge
@@ -24,8 +23,7 @@ Texts = Mapping[str, str | None]
 """The text of each file by its path; None for a file that does not exist, or is removed."""
 
 
-@dataclass(frozen=True)
-class ContainerdState:
+class ContainerdState(NamedTuple):
     """The files and what is known of them.
 
     `texts` has every file that may be edited. `effective` is containerd's merged view, None if unknown.

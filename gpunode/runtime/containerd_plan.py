@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.facts.cdi import unlisted
@@ -360,8 +361,7 @@ def _has_runc_shim(entry: Tree, release: tuple[int, ...]) -> bool:
 # The replacement of generated copies, if the user requested it.
 
 
-@dataclass(frozen=True)
-class Replacement:
+class Replacement(NamedTuple):
     """The state without the copies, the desired configuration then, and the copies themselves."""
 
     state: ContainerdState
@@ -380,7 +380,7 @@ def with_copied(desired: DesiredConfig, by_path: Copies) -> DesiredConfig:
         handlers.values(), key=lambda handler: handler.name != default
     )  # the default comes first
     cdi = desired.cdi or any(copied.cdi for copied in by_path.values())
-    return replace(desired, handlers=tuple(ordered), set_as_default=bool(default), cdi=cdi)
+    return desired._replace(handlers=tuple(ordered), set_as_default=bool(default), cdi=cdi)
 
 
 def without_copies(replacement: Replacement) -> PlannedFiles:

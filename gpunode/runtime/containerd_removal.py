@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 
 from gpunode.facts.containerd import CRI_PLUGINS, ContainerdConfig, merge
@@ -36,7 +35,7 @@ def removed(
     `unread` has the text of drop-ins that containerd does not read.
     """
     texts: dict[str, str | None] = {}
-    bare = replace(unwanted, previous_default="")
+    bare = unwanted._replace(previous_default="")
     for path in state.config.files:
         refuse_wrong_types(state.config.trees[path], path, state.texts[path])
         edit = toml_edit.edit if path == state.config.path else toml_edit.edit_or_remove

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.daemons.crio import running_config
 from gpunode.errors import (
@@ -137,8 +137,7 @@ DROP_IN_NAME = "99-nvidia.toml"
 _LEFTOVER = "99-nvidia"
 
 
-@dataclass(frozen=True)
-class CrioState:
+class CrioState(NamedTuple):
     """The files before planning. `drop_in` is the path of gpunode's own file, existing or not.
 
     `unread` are files in places that CRI-O ignores. `missing` are monitor paths that don't exist; `conmon` is

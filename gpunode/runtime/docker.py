@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.errors import (
@@ -476,8 +476,8 @@ class DockerEngine(Engine):
         require_snap_program(self.host, self.daemon, desired)
         had_cdi = self._cdi_is_on(content)
         by_flag = flag_default(self.daemon.argv) == desired.default
-        keys = replace(
-            desired, cdi=desired.cdi and not had_cdi, set_as_default=desired.set_as_default and not by_flag
+        keys = desired._replace(
+            cdi=desired.cdi and not had_cdi, set_as_default=desired.set_as_default and not by_flag
         )
         after = configured(content, path, keys)
         refuse_conflicts(self.host, self.daemon, after)
@@ -527,7 +527,7 @@ class DockerEngine(Engine):
         going = tuple(name for name in names if name not in left)
         note, against = still_used(self.host, self.daemon, going) if going else ("", "")
         notes = (*plan.notes, *survivors(active, plan.verb), note)
-        return replace(plan, notes=tuple(filter(None, notes)), confirm=against)
+        return plan._replace(notes=tuple(filter(None, notes)), confirm=against)
 
     def _plan_own_edit(self, edit: FileEdit, names: tuple[str, ...], active: Active | None) -> Plan:
         before, after = (decode(data, edit.path) for data in (edit.before, edit.after))

@@ -8,7 +8,7 @@ setting is written to the user's own file, and dockerd gets the variable, which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpunode.errors import PreconditionError
 from gpunode.facts.daemons import Daemon
@@ -26,8 +26,7 @@ DROP_IN = "gpunode.conf"
 _SETTING: dict[tuple[str, ...], bool] = {("nvidia-container-cli", "no-cgroups"): True}
 
 
-@dataclass(frozen=True)
-class UserFiles:
+class UserFiles(NamedTuple):
     """Files in addition to daemon.json; `restart` is why dockerd must restart for them, empty if it
     needn't."""
 

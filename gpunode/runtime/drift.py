@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.crio import compiled_default
@@ -32,8 +33,7 @@ class Drift:
     fix: str
 
 
-@dataclass(frozen=True)
-class Remedies:
+class Remedies(NamedTuple):
     """The commands that make a daemon read its files again; `reread` may be a reload where one is enough."""
 
     reread: str
@@ -118,8 +118,7 @@ def _copies(daemon: Daemon, files: EngineSettings) -> Iterator[Drift]:
 SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 
 
-@dataclass(frozen=True)
-class DaemonAnswer:
+class DaemonAnswer(NamedTuple):
     """A daemon's answer, or in `silence` why there is none."""
 
     active: Active | None = None

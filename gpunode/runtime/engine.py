@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpunode.errors import ConfigError, PreconditionError
@@ -22,16 +23,14 @@ from gpunode.host.trust import advice
 PROGRAM = "/usr/bin/nvidia-container-runtime"  # for an engine that needs an absolute path
 
 
-@dataclass(frozen=True)
-class Handler:
+class Handler(NamedTuple):
     """A runtime of an engine: its name and its program."""
 
     name: str
     path: str
 
 
-@dataclass(frozen=True)
-class DesiredConfig:
+class DesiredConfig(NamedTuple):
     """The desired configuration: runtime handlers, the first as default if requested, and CDI.
 
     Without handlers only CDI is configured. `replace` allows replacing a drop-in that other tools generated,
@@ -68,8 +67,7 @@ class DesiredConfig:
             )
 
 
-@dataclass(frozen=True)
-class UnwantedConfig:
+class UnwantedConfig(NamedTuple):
     """What to remove: handlers, and with `cdi` the setting that turned its CDI on.
 
     A default that was one of them becomes `previous_default` again, the engine's own if that is empty.
@@ -136,8 +134,7 @@ def verb_for(
     return ("none", "") if effective else ("restart", stale)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The steps and the reason. `verb` is none, reload, restart or wait; `reason` explains it.
 
     ``wait`` is for files that another program applies, as k0s does: gpunode only waits for the daemon's
@@ -172,15 +169,17 @@ class Plan:
     @property
     def own(self) -> Plan:
         """The engine's own plan, for the files that it reads."""
-        return replace(self, edits=tuple(edit for edit in self.edits if not edit.beside))
+        return self._replace(edits=tuple(edit for edit in self.edits if not edit.beside))
 
     def with_beside(self, edits: tuple[FileEdit, ...], units: tuple[str, ...] = ()) -> Plan:
         """The plan with the additional files, and the systemd units among them."""
-        return replace(self, edits=(*self.edits, *edits), units=(*self.units, *units))
+        return self._replace(edits=(*self.edits, *edits), units=(*self.units, *units))
 
 
-@dataclass(frozen=True)
-class Active:
+_NO_PATHS: Mapping[str, str] = MappingProxyType({})
+
+
+class Active(NamedTuple):
     """The running daemon's configuration. `paths` maps handlers to programs if it reports them.
 
     `cdi` is whether its CDI is on, None if it isn't reported.
@@ -188,14 +187,14 @@ class Active:
 
     handlers: tuple[str, ...]
     default: str
-    paths: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, str] = _NO_PATHS
     running_containers: int = 0
     live_restore: bool = False
     cdi: bool | None = None
 
     def without(self, names: tuple[str, ...]) -> Active:
         """The same answer without these handlers."""
-        return replace(self, handlers=tuple(name for name in self.handlers if name not in names))
+        return self._replace(handlers=tuple(name for name in self.handlers if name not in names))
 
     def lacks(self, names: tuple[str, ...]) -> bool:
         """Whether it has none of these handlers."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError
 from gpunode.facts.docker import parse_daemon_json
@@ -20,16 +19,14 @@ _DEFAULT_INDENT = "    "
 _BLANK = re.compile(r"[ \t\r\n]*")
 
 
-@dataclass(frozen=True)
-class _KeySpan:
+class _KeySpan(NamedTuple):
     key: str
     start: int  # of the key's quote
     value: int
     end: int
 
 
-@dataclass(frozen=True)
-class _Object:
+class _Object(NamedTuple):
     start: int  # of the opening brace
     end: int  # after the closing brace
     members: tuple[_KeySpan, ...]

@@ -8,7 +8,7 @@ first line that marks it as managed by k0s is the administrator's, and k0s leave
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from gpunode.errors import ConfigError, PreconditionError
@@ -41,7 +41,7 @@ class K0sEngine(DistributionEngine):
         edits = self._edited(config, self._own, desired)
         plan = self._acting(edits, active is None or active.has(desired))
         plan = with_history(plan, config, desired)
-        return replace(plan, notes=(_UPGRADE,) if edits and config.version < 3 else ())
+        return plan._replace(notes=(_UPGRADE,) if edits and config.version < 3 else ())
 
     def plan_removal(self, unwanted: UnwantedConfig, active: Active | None) -> Plan:
         """Remove the runtimes from every drop-in that names them."""
@@ -77,7 +77,7 @@ class K0sEngine(DistributionEngine):
 
     def _renamed(self, plan: Plan) -> Plan:
         note = f"{self.daemon.config_path} is not managed by k0s (its first line isn't '{K0S_MARK}')"
-        return replace(plan, engine=self.daemon.manager, notes=(*plan.notes, note))
+        return plan._replace(engine=self.daemon.manager, notes=(*plan.notes, note))
 
     @cached_property
     def _config(self) -> ContainerdConfig:

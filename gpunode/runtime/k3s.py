@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from gpunode.errors import ConfigError, PreconditionError
@@ -214,8 +214,7 @@ class K3sEngine(DistributionEngine):
         is_rendered = all(map(self._renders, desired.handlers))
         plan = self._acting(edits, active is None or active.has(desired), is_rendered)
         known = any(self._defines(path, desired.names) for path in self._own())
-        return replace(
-            plan,
+        return plan._replace(
             previous_default=desired.replaces(config.named_default),
             had_runtime=known,
             switched_cdi=bool(edits) and not self._has_cdi(desired),
@@ -238,7 +237,7 @@ class K3sEngine(DistributionEngine):
             f"{self.daemon.manager} registers {name} by itself as long as {self._programs[name]} is there"
             for name in own
         )
-        return replace(plan, remaining=own, notes=notes)
+        return plan._replace(remaining=own, notes=notes)
 
     def validate(self, plan: Plan, expected: DesiredConfig | None) -> tuple[str, ...]:
         """Let containerd read what the distribution would render; notes if that can't be predicted."""

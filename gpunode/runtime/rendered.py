@@ -6,7 +6,7 @@ None of their rendered files is ever edited; each distribution has its own place
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpunode.facts.containerd import ContainerdConfig, load_config, merge
 from gpunode.facts.toml import Tree, dig, parse_toml
@@ -60,7 +60,7 @@ class DistributionEngine(ContainerdEngine):
         A default that one of them set needs no replacement: the file below it names its own.
         """
         texts: dict[str, str | None] = {}
-        plain = replace(unwanted, previous_default="")
+        plain = unwanted._replace(previous_default="")
         for path in paths:
             text = self._text(path)
             after = toml_edit.edit_or_remove(text, lambda tree: take_out(tree, plain), path)
@@ -125,8 +125,7 @@ def with_patch(text: str, patch: Tree, path: str, version: int | None = None) ->
 
 def with_history(plan: Plan, config: ContainerdConfig, desired: DesiredConfig) -> Plan:
     """The plan with what a removal must know: the earlier default and runtimes, and whether CDI was off."""
-    return replace(
-        plan,
+    return plan._replace(
         previous_default=desired.replaces(config.named_default),
         had_runtime=any(name in config.runtimes for name in desired.names),
         switched_cdi=desired.cdi and not config.has_cdi,

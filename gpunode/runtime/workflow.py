@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError
 from gpunode.facts.registry import ENGINES
@@ -179,8 +180,7 @@ def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> 
     return [Text(f"not done yet, run{where}: {command}", Style.WARN), Text(f"  {restart.reason}", Style.DIM)]
 
 
-@dataclass(frozen=True)
-class Intent:
+class Intent(NamedTuple):
     """One engine's part of a command: its name in the journal, the runtimes, planner and validator.
 
     `expected` is what the daemon must find in the new files, None for a removal. `require` raises if the node
@@ -200,8 +200,7 @@ class Intent:
     cdi: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One engine's part of a change, planned and not yet started."""
 
     engine: Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -151,7 +151,7 @@ def test_copy_with_the_runtime_is_kept_and_its_shadowed_settings_reported(node: 
 def test_replacing_a_copy_makes_the_main_file_effective(node: Node) -> None:
     node.write("config.toml", DRIFTED)
     copied = node.write("conf.d/99-nvidia.toml", COPY)
-    plan = node.configure(replace(NVIDIA, replace=True))
+    plan = node.configure(NVIDIA._replace(replace=True))
     assert any("sandbox_image" in note for note in plan.notes)
     assert "pause:3.10" in str(node.seen()) and "pause:3.9" not in str(node.seen())
     assert set(runtimes(node.seen())) == {"runc", "nvidia"}
@@ -159,7 +159,7 @@ def test_replacing_a_copy_makes_the_main_file_effective(node: Node) -> None:
         assert set(parse_toml(copied.read_text(), "")["plugins"][CRI_PLUGINS[2]]) == {"containerd"}
     else:
         assert not copied.exists() and "imports" not in parse_toml(node.main.read_text(), "")
-    assert not node.configure(replace(NVIDIA, replace=True)).changed
+    assert not node.configure(NVIDIA._replace(replace=True)).changed
 
 
 def test_replacing_a_copy_keeps_its_other_runtimes_and_default(node: Node) -> None:
@@ -173,7 +173,7 @@ def test_replacing_a_copy_keeps_its_other_runtimes_and_default(node: Node) -> No
     node.write("conf.d/99-nvidia.toml", more)
     before = node.seen()
     assert runtimes(before)["nvidia-cdi"]["options"]["BinaryName"] == f"{PROGRAM}.cdi"
-    node.configure(replace(NVIDIA, replace=True))
+    node.configure(NVIDIA._replace(replace=True))
     assert set(runtimes(node.seen())) == {"runc", "nvidia", "nvidia-cdi"}
     assert "'default_runtime_name': 'nvidia-cdi'" in str(node.seen())
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gpunode.facts.cdi import DIRECTORIES
@@ -36,7 +34,7 @@ def test_equal_state_has_no_drift() -> None:
 
 
 def test_handler_not_yet_read_by_the_daemon_is_pending() -> None:
-    active = replace(ACTIVE, handlers=("runc",))
+    active = ACTIVE._replace(handlers=("runc",))
     assert drifts_of(FILES, active) == [("not-active", "nvidia", "reload it")]
 
 
@@ -45,12 +43,12 @@ def test_handler_in_no_file_disappears_at_the_next_restart() -> None:
 
 
 def test_builtin_handlers_of_an_engine_are_not_drift() -> None:
-    active = replace(ACTIVE, handlers=("runc", "crun", "io.containerd.runc.v2", "", "nvidia"))
+    active = ACTIVE._replace(handlers=("runc", "crun", "io.containerd.runc.v2", "", "nvidia"))
     assert drifts_of(FILES, active) == []
 
 
 def test_different_program_and_default_are_reported() -> None:
-    active = replace(ACTIVE, default="nvidia", paths={"nvidia": "/old/nvidia-container-runtime"})
+    active = ACTIVE._replace(default="nvidia", paths={"nvidia": "/old/nvidia-container-runtime"})
     assert drifts_of(FILES, active) == [
         ("other-path", "nvidia", "reload it"),
         ("other-default", "default runtime", "reload it"),
@@ -70,7 +68,7 @@ def test_different_program_and_default_are_reported() -> None:
 def test_without_a_default_in_the_file_the_engines_own_applies(
     which: Daemon, default: str, kinds: list[str]
 ) -> None:
-    files, active = FILES._replace(default=""), replace(ACTIVE, default=default)
+    files, active = FILES._replace(default=""), ACTIVE._replace(default=default)
     assert [kind for kind, _, _ in drifts_of(files, active, which)] == kinds
 
 
@@ -78,9 +76,9 @@ def test_without_a_default_in_the_file_the_engines_own_applies(
     ("in_file", "running", "kinds"), [(True, False, 1), (False, True, 1), (None, True, 0)]
 )
 def test_inactive_cdi_needs_a_restart(in_file: bool | None, running: bool, kinds: int) -> None:
-    drifts = drifts_of(FILES._replace(cdi=in_file), replace(ACTIVE, cdi=running))
+    drifts = drifts_of(FILES._replace(cdi=in_file), ACTIVE._replace(cdi=running))
     assert drifts == [("other-cdi", "CDI", "restart it")] * kinds
-    assert drifts_of(FILES._replace(cdi=in_file), replace(ACTIVE, cdi=None)) == []
+    assert drifts_of(FILES._replace(cdi=in_file), ACTIVE._replace(cdi=None)) == []
 
 
 def test_shadowing_copy_is_reported_even_for_a_stopped_daemon() -> None:
@@ -99,6 +97,6 @@ def test_unparsable_files_are_not_compared() -> None:
 
 
 def test_required_restart_is_the_only_fix() -> None:
-    running = replace(ACTIVE, default="runc", handlers=(*ACTIVE.handlers, "left-over"))
+    running = ACTIVE._replace(default="runc", handlers=(*ACTIVE.handlers, "left-over"))
     fixes = {one.fix for one in drift(daemon(), FILES._replace(default="nvidia"), running, REMEDIES)}
     assert fixes == {"restart it"}
