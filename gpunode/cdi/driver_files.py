@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpunode.errors import PreconditionError
+from gpunode.facts.driver import firmware_directories
 from gpunode.facts.libraries import parse_ld_cache
+from gpunode.facts.system import kernel_release
 from gpunode.gpu.library_paths import PROGRAM_DIRECTORIES, library_directories
 from gpunode.host import Host
 
@@ -22,7 +24,6 @@ PROGRAMS = (
 )
 SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
 _MPS = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA itself looks for the MPS daemon
-_CUSTOM_FIRMWARE = "/sys/module/firmware_class/parameters/path"
 _ARCHITECTURES = {"/lib/ld-linux-aarch64.so.1": "aarch64"}
 # modules of Vulkan, GBM and VDPAU that belong to the driver without its version in their names
 _UNVERSIONED = re.compile(
@@ -193,12 +194,8 @@ def _programs(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def _firmware(there: Host, host: Host, version: str) -> Iterator[tuple[str, str]]:
-    """gsp*.bin in the first directory that has it, in the kernel's own order."""
-    release = (host.read_text("/proc/sys/kernel/osrelease") or "").strip()
-    custom = (host.read_text(_CUSTOM_FIRMWARE) or "").strip()
-    versioned = [f"/{release}", ""] if release else [""]
-    usual = [f"{place}{part}" for place in ("/lib/firmware/updates", "/lib/firmware") for part in versioned]
-    for place in (*([custom] if custom.startswith("/") else []), *usual):
+    """gsp*.bin in the first directory that has it."""
+    for place in firmware_directories(host, kernel_release(host)):
         files = there.glob(f"{place}/nvidia/{version}", "gsp*.bin")
         if files:
             yield from ((path, there.realpath(path)) for path in files)

@@ -32,7 +32,7 @@ from gpunode.facts.containerd import DEFAULT_CONFIG, ContainerdConfig
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.device_plugins import nri_plugin
 from gpunode.facts.gpu_use import possible_method
-from gpunode.facts.gpudirect import rdma_adapters
+from gpunode.facts.gpudirect import INFINIBAND
 from gpunode.facts.node import Node
 from gpunode.facts.processes import locked_memory
 from gpunode.facts.toml import as_key, dig, headers
@@ -514,7 +514,7 @@ def containerd_memlock(node: Node, daemon: Daemon) -> Verdict:
     Cannot allocate memory'. Kubernetes has no setting for this limit. Pods with the capability IPC_LOCK don't
     need it.
     """
-    adapters = rdma_adapters(node.host)
+    adapters = node.host.listdir(INFINIBAND)
     if not adapters or daemon.process is None:
         return skip("this node has no RDMA adapter" if not adapters else "containerd isn't running")
     limit = locked_memory(node.host, daemon.process.pid)

@@ -116,21 +116,21 @@ def wants_firmware(host: Host) -> bool:
     return parameters(host).get("EnableGpuFirmware") == "1"
 
 
-def firmware(host: Host, version: str, kernel: str) -> tuple[str, ...]:
-    """The directory with this version's GSP firmware, then its files, compressed or not; () if there is none.
-
-    Searched as the kernel does (Documentation/driver-api/firmware/fw_search_path.rst).
-    """
+def firmware_directories(host: Host, kernel: str) -> tuple[str, ...]:
+    """Where the kernel searches firmware (Documentation/driver-api/firmware/fw_search_path.rst), in its
+    order."""
     custom = (host.read_text(_CUSTOM_FIRMWARE) or "").strip()
-    for base in (
-        custom,
-        f"/lib/firmware/updates/{kernel}",
-        "/lib/firmware/updates",
-        f"/lib/firmware/{kernel}",
-        "/lib/firmware",
-    ):
+    parts = (f"/{kernel}", "") if kernel else ("",)
+    usual = (f"{place}{part}" for place in ("/lib/firmware/updates", "/lib/firmware") for part in parts)
+    return (*((custom,) if custom.startswith("/") else ()), *usual)
+
+
+def firmware(host: Host, version: str, kernel: str) -> tuple[str, ...]:
+    """The directory with this version's GSP firmware, then its files, compressed or not; () if there is
+    none."""
+    for base in firmware_directories(host, kernel):
         place = f"{base}/nvidia/{version}"
-        files = host.glob(place, "gsp*") if base.startswith("/") else ()
+        files = host.glob(place, "gsp*")
         if files:
             return (place, *(path.rpartition("/")[2] for path in files))
     return ()

@@ -24,11 +24,6 @@ _DMABUF_KERNEL = (5, 12)  # CUDA's GPUDirect RDMA guide
 _EXTRAS = (("GPUDirect Storage", "nvidia_fs", "nvidia-fs"), ("GDRCopy", "gdrdrv"))
 
 
-def rdma_adapters(host: Host) -> tuple[str, ...]:
-    """Names such as mlx5_0."""
-    return tuple(host.listdir(INFINIBAND))
-
-
 def infiniband_cards(host: Host) -> tuple[str, ...]:
     """RDMA devices of mlx5_core's, such as ``mlx5_0``."""
     cards = []

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
-from gpunode.gpu.driver_traces import boot_id, module
+from gpunode.gpu.driver_traces import boot_id, module, names_in
 from gpunode.gpu.model import Gpu, Inventory, MigDevice, Pair, Reading, Topology
 from gpunode.host import Host
 
@@ -68,10 +68,7 @@ def matching(host: Host, directory: str, pattern: re.Pattern[str]) -> Iterator[s
 
 def listed(host: Host, directory: str) -> tuple[str, ...]:
     """Names, none if the directory can't be read; numbers in their order."""
-    try:
-        names = host.listdir(directory)
-    except GpunodeError:
-        return ()
+    names = names_in(host, directory)
     return tuple(sorted(names, key=lambda name: (int(name) if name.isdecimal() else -1, name)))
 
 

@@ -21,17 +21,17 @@ Traces = tuple[object, ...]
 def driver_traces(host: Host, library: str = "") -> Traces:
     """The loaded driver: module, version, GPUs, MIG instances, and the present file of `library`."""
     version = host.text_or_empty(_VERSION)
-    return (module(host), version, _names(host, _GPUS), _instances(host), _file(host, library))
+    return (module(host), version, names_in(host, _GPUS), _instances(host), _file(host, library))
 
 
 def gpu_addresses(host: Host) -> tuple[str, ...]:
     """The PCI addresses of the driver's GPUs. NVML's indices are valid as long as these don't change."""
-    return _names(host, _GPUS)
+    return names_in(host, _GPUS)
 
 
 def node_traces(host: Host) -> Traces:
     """`driver_traces` and the device files, which appear when a driver is loaded."""
-    nodes = tuple(name for name in _names(host, "/dev") if name.startswith("nvidia"))
+    nodes = tuple(name for name in names_in(host, "/dev") if name.startswith("nvidia"))
     return (*driver_traces(host), nodes)
 
 
@@ -53,15 +53,16 @@ def boot_id(host: Host) -> str:
 
 def _instances(host: Host) -> tuple[str, ...]:
     instances = []
-    for gpu in _names(host, _CAPABILITIES):
+    for gpu in names_in(host, _CAPABILITIES):
         if gpu.startswith("gpu"):
-            for instance in _names(host, f"{_CAPABILITIES}/{gpu}/mig"):
-                inner = _names(host, f"{_CAPABILITIES}/{gpu}/mig/{instance}")
+            for instance in names_in(host, f"{_CAPABILITIES}/{gpu}/mig"):
+                inner = names_in(host, f"{_CAPABILITIES}/{gpu}/mig/{instance}")
                 instances.append("/".join((gpu, instance, *inner)))
     return tuple(instances)
 
 
-def _names(host: Host, directory: str) -> tuple[str, ...]:
+def names_in(host: Host, directory: str) -> tuple[str, ...]:
+    """Sorted names; none if the directory doesn't exist or can't be read."""
     try:
         return host.listdir(directory)
     except GpunodeError:

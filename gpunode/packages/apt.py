@@ -14,6 +14,7 @@ from gpunode.packages.manager import (
     Available,
     Command,
     Failure,
+    Manager,
     PackageChange,
     PackageRequest,
     PackagesError,
@@ -74,7 +75,7 @@ class AptPaths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Apt:
+class Apt(Manager):
     """apt-get(8), apt-cache(8) and apt-mark(8) of one node."""
 
     host: Host
@@ -176,9 +177,6 @@ class Apt:
 
     def hold(self, names: Sequence[str]) -> Command:
         return Command(("apt-mark", "hold", *names), seconds=_ASK_SECONDS)
-
-    def require_holding(self) -> None:
-        """apt can always hold packages."""
 
     def release(self, names: Sequence[str]) -> Command:
         return Command(("apt-mark", "unhold", *names), seconds=_ASK_SECONDS)

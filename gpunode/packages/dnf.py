@@ -16,7 +16,7 @@ from gpunode.packages.manager import (
     Available,
     Command,
     Failure,
-    PackageChange,
+    Manager,
     PackageRequest,
     PackagesError,
     PackageState,
@@ -33,7 +33,7 @@ _PART = re.compile(r"[0-9]+|[a-zA-Z]+|[~^]")
 
 
 @dataclass(frozen=True)
-class Rpm:
+class Rpm(Manager):
     """What dnf and zypper leave to rpm. `family` is the distribution's."""
 
     host: Host
@@ -63,14 +63,6 @@ class Rpm:
     def everything(self) -> frozenset[tuple[str, str]]:
         """Of some packages, such as kernels, there are several versions. A gpg-pubkey is a key."""
         return frozenset(row for row in _queried(self.host, "-qa") if row[0] != "gpg-pubkey")
-
-    def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """Empty: dnf prints localized tables, zypper localized text."""
-        return ()
-
-    def finish(self) -> Command | None:
-        """rpm configures packages as it unpacks them; the next transaction installs the missing ones."""
-        return None
 
 
 def _queried(host: Host, *arguments: str) -> Iterator[tuple[str, str]]:

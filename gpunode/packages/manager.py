@@ -196,7 +196,9 @@ class Manager(Protocol):
         """
 
     def preview(self, command: Command) -> tuple[PackageChange, ...]:
-        """The effect of an install or remove command; empty if the manager has no preview."""
+        """The effect of an install or remove command; empty where the manager has no preview: dnf prints
+        localized tables, zypper localized text."""
+        return ()
 
     def refresh(self, only: str = "") -> Command:
         """Refresh the repositories' indexes, or only one: `only` is its file for apt, its id for others."""
@@ -214,13 +216,16 @@ class Manager(Protocol):
         """Keep the packages at their version until `release`."""
 
     def require_holding(self) -> None:
-        """`PackagesError` where `hold` would fail because a plugin is missing."""
+        """`PackagesError` where `hold` would fail because a plugin is missing; apt and zypper need none."""
+        return
 
     def release(self, names: Sequence[str]) -> Command:
         """Release the hold."""
 
     def finish(self) -> Command | None:
-        """The command that finishes a killed transaction; None if there is none to finish."""
+        """The command that finishes a killed transaction; None if there is none to finish. rpm configures
+        packages as it unpacks them, and the next transaction installs the missing ones."""
+        return None
 
     def explain(self, done: Completed) -> Failure | None:
         """Why a command of this manager failed; None if it succeeded."""

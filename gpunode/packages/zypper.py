@@ -91,9 +91,6 @@ class Zypper(Rpm):
     def hold(self, names: Sequence[str]) -> Command:
         return Command((*_QUIET, "addlock", *names), seconds=_ASK_SECONDS)
 
-    def require_holding(self) -> None:
-        """zypper can always hold packages."""
-
     def release(self, names: Sequence[str]) -> Command:
         return Command((*_QUIET, "removelock", *names), seconds=_ASK_SECONDS)
 
