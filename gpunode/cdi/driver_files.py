@@ -107,7 +107,13 @@ def read_driver_files(host: Host, version: str, root: str = "", search: tuple[st
     directories = tuple(_directories(there, architecture, search))
     libraries = tuple(_libraries(there, directories, version))
     if not any(library.name.startswith("libcuda.so.") for library in libraries):
-        raise _no_libcuda(version, root, directories)
+        searched = ", ".join(root + place for place in directories) or "the library directories"
+        raise PreconditionError(
+            f"libcuda.so.{version} of the running driver is in none of {searched}",
+            hint="name its directory with --library-path, or find out why it is missing: "
+            "gpunode doctor --only driver-lib-mismatch --only libcuda-missing",
+            code="no-libcuda",
+        )
     files = (
         *_programs(there),
         *_firmware(there, host, version),
@@ -116,16 +122,6 @@ def read_driver_files(host: Host, version: str, root: str = "", search: tuple[st
     # the daemons run in the driver's container, or on the node itself
     sockets = dict(daemon_sockets(host)) | dict(daemon_sockets(there, root))
     return DriverFiles(version, architecture, libraries, files, tuple(sockets.items()), root)
-
-
-def _no_libcuda(version: str, root: str, directories: tuple[str, ...]) -> PreconditionError:
-    return PreconditionError(
-        f"libcuda.so.{version} of the running driver is in none of "
-        f"{', '.join(root + place for place in directories) or 'the library directories'}",
-        hint="name its directory with --library-path, or find out why it is missing: "
-        "gpunode doctor --only driver-lib-mismatch --only libcuda-missing",
-        code="no-libcuda",
-    )
 
 
 def _directories(host: Host, architecture: str, search: tuple[str, ...]) -> Iterator[str]:

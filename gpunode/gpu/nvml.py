@@ -272,26 +272,20 @@ def sysfs_address(bus_id: bytes | str) -> str:
 class Nvml:
     """An open NVML. Every method raises `NvmlError` with NVML's own code."""
 
-    def __init__(self, asking: Asking) -> None:
-        """Use `Nvml.open()`."""
-        self._library = load_bindings()
-        self._asking = asking
-
-    @classmethod
-    def open(cls, library: str = "", asking: Asking = _UNNOTED, fallback: str = "") -> Nvml:
+    def __init__(self, library: str = "", asking: Asking = _UNNOTED, fallback: str = "") -> None:
         """Load libnvidia-ml.so.1 and initialise it: by the path `library`, or else as the dynamic loader
         finds it, or else by the path `fallback`."""
+        self._library = load_bindings()
+        self._asking = asking
         if library:
             _load(library)
-        nvml = cls(asking)
         try:
-            nvml.call("nvmlInit")
+            self.call("nvmlInit")
         except NvmlError as error:
             if library or not fallback or error.code != LIBRARY_NOT_FOUND:
                 raise
             _load(fallback)
-            nvml.call("nvmlInit")
-        return nvml
+            self.call("nvmlInit")
 
     @classmethod
     def for_parent(cls, parent: Parent) -> Nvml:
@@ -308,7 +302,7 @@ class Nvml:
                 os.chdir("/")
             except OSError as error:
                 raise NvmlError(NO_PERMISSION, f"can't enter {root}: {error.strerror}") from error
-        return cls.open(library, parent.note.asking, fallback)
+        return cls(library, parent.note.asking, fallback)
 
     def close(self) -> None:
         """Shut NVML down; does nothing if it is down already."""

@@ -385,14 +385,11 @@ def verdict(pod_state: PodState, log: str, aim: Aim) -> Reason | None:
             return None
         text = f"the pod succeeded without {PASSED!r} in its log"
         return Reason("vector-add-silent", text, "is it a vector-add sample? --image names another")
-    if pod_state.phase is Phase.FAILED and log.strip() and _by_program(pod_state):
-        return logged(log, aim)
-    return pod_state.reason
-
-
-def _by_program(pod_state: PodState) -> bool:
-    """Whether the program itself failed: then its log has the best reason."""
-    return pod_state.reason is None or pod_state.reason.message.startswith(("Error", "Completed"))
+    reason = pod_state.reason
+    by_program = reason is None or reason.message.startswith(("Error", "Completed"))
+    if pod_state.phase is Phase.FAILED and log.strip() and by_program:
+        return logged(log, aim)  # which has the best reason
+    return reason
 
 
 def allocation(pod: Mapping[str, Any]) -> str:

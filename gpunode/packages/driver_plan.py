@@ -65,17 +65,13 @@ def repository_files(route: Route, family: str) -> tuple[FileChange, ...]:
     if family == "debian":
         text = f"deb [signed-by={key_file}] {route.base} /\n"
         return (*keys, FileChange(_APT_LIST, text.encode(), "a mirror of NVIDIA's repository"))
-    alias = _alias(route)
+    alias = f"cuda-{route.directory}-{route.base.rpartition('/')[2]}"
     directory = "/etc/zypp/repos.d" if family == "suse" else "/etc/yum.repos.d"
     text = (
         f"[{alias}]\nname={alias}\nbaseurl={route.base}\nenabled=1\ngpgcheck=1\n"
         f"gpgkey={f'file://{key_file}' if route.key else f'{route.base}/{route.setup}'}\n"
     )
     return (*keys, FileChange(f"{directory}/{alias}.repo", text.encode(), "NVIDIA's repository"))
-
-
-def _alias(route: Route) -> str:
-    return f"cuda-{route.directory}-{route.base.rpartition('/')[2]}"
 
 
 def make_known(route: Route, manager: Manager) -> tuple[Command, ...]:

@@ -248,7 +248,10 @@ def chosen(
         return tuple(
             only[name] for name in reversed(PACKAGES)
         )  # in the order of their dependencies, for the reader
-    raise UsageError(_trouble(whole, sets, version, here), hint=_hint(whole))
+    hint = f"put the four packages of one release into it: {', '.join(PACKAGES)}"
+    if whole:
+        hint = "choose one: --version VERSION"
+    raise UsageError(_trouble(whole, sets, version, here), hint=hint)
 
 
 def _trouble(whole: Iterable[str], sets: dict[str, dict[str, PackageFile]], version: str, here: str) -> str:
@@ -260,12 +263,6 @@ def _trouble(whole: Iterable[str], sets: dict[str, dict[str, PackageFile]], vers
     number, files = max(sets.items(), key=lambda item: len(item[1]))
     missing = ", ".join(name for name in PACKAGES if name not in files)
     return f"the four packages have to be of one version; of {number} for {here} these are missing: {missing}"
-
-
-def _hint(whole: Iterable[str]) -> str:
-    if whole:
-        return "choose one: --version VERSION"
-    return "put the four packages of one release into it: " + ", ".join(PACKAGES)
 
 
 def is_downgrade(manager: Manager, states: States, files: Sequence[PackageFile]) -> bool:

@@ -15,7 +15,7 @@ import json, sys, time
 from gpunode.gpu.nvml import EventSet, Nvml, NvmlError
 from gpunode.output.typed import plain
 from contextlib import closing
-with Nvml.open() as nvml, closing(EventSet(nvml)) as events:
+with Nvml() as nvml, closing(EventSet(nvml)) as events:
     for index, uuid in enumerate(sys.argv[1:]):
         events.watch(uuid, index)
     print(json.dumps([events.unsupported, list(events.failed)]), flush=True)
@@ -111,7 +111,7 @@ from gpunode.gpu.inventory import discover
 from gpunode.gpu.nvml import Nvml
 from gpunode.output.typed import plain
 from fixtures.scenario import Scenario, machine
-with Nvml.open() as nvml:
+with Nvml() as nvml:
     before = discover(nvml, sys.argv[1])
     lost = machine(3).with_gpu(1, lost=True)
     lost.write(Path(sys.argv[2]))
@@ -140,7 +140,7 @@ def test_numa_nodes_come_from_sysfs_and_a_lost_gpu_keeps_its_identity(make_node,
 def test_common_ancestor_is_read(make_node):
     node = make_node(replace(machine(3), ancestors={(0, 1): 10}))
     script = (
-        "import json\nfrom gpunode.gpu.nvml import Nvml\nwith Nvml.open() as n:\n"
+        "import json\nfrom gpunode.gpu.nvml import Nvml\nwith Nvml() as n:\n"
         "    h = [n.handle(i) for i in range(3)]\n"
         "    print(json.dumps([n.common_ancestor(h[0], h[1]), n.common_ancestor(h[1], h[2])]))"
     )

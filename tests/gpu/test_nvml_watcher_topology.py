@@ -19,7 +19,7 @@ from gpunode.gpu.inventory import discover
 from gpunode.gpu.nvml import Nvml
 from gpunode.gpu.nvml_watcher import read_topology
 from gpunode.output.typed import plain
-with Nvml.open() as nvml:
+with Nvml() as nvml:
     print(json.dumps(plain(read_topology(nvml, discover(nvml)))))
 """
 

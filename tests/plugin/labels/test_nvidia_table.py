@@ -52,7 +52,7 @@ here = Path(sys.argv[1])
 found = {}
 for scenario in sorted(Path(sys.argv[2]).iterdir()):
     here.write_text(scenario.read_text())
-    with Nvml.open() as nvml:
+    with Nvml() as nvml:
         found[scenario.name] = plain(discover(nvml))
 print(json.dumps(found))
 """

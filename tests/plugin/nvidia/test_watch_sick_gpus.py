@@ -66,7 +66,7 @@ def asking(function, gpus):
     return nullcontext()
 def tell(**document):
     documents.append(document)
-watcher = NvmlWatcher(Nvml.open(asking=asking), Host(), Options(use=True), tell)
+watcher = NvmlWatcher(Nvml(asking=asking), Host(), Options(use=True), tell)
 watcher.turn(time.monotonic())
 while not any("watching" in document for document in documents):
     time.sleep(0.01)
