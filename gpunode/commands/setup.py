@@ -161,15 +161,14 @@ def setup(
         dry_run=dry_run,
         configures=True,
     )
+    choice = RuntimeChoice(set_as_default=set_as_default, cdi=cdi)
     if kubernetes:
-        goal = KubernetesGoal(request, cluster, default=set_as_default, cdi=cdi)
+        goal = KubernetesGoal(request, cluster, choice)
         return set_up_kubernetes(session.host, goal, session.progress, session.show)
     if cluster.words:
         flag = next(iter(cluster.words))
         raise UsageError(f"{flag} goes with --kubernetes", hint="add --kubernetes, or leave it out")
-    return set_up_containers(
-        session.host, request, session.progress, session.show, default=set_as_default, cdi=cdi
-    )
+    return set_up_containers(session.host, request, choice, session.progress, session.show)
 
 
 # What the doctor's findings mean for setup.
@@ -316,19 +315,17 @@ class SetupReport(NamedTuple):
 def set_up_containers(
     host: Host,
     request: Request,
+    choice: RuntimeChoice,
     progress: Progress,
     show: Show = not_shown,
-    *,
-    default: bool = False,
-    cdi: bool = False,
 ) -> Result:
     """Run the steps and show each when it is done; kind SetupReport. The exit code is that of the step that
     stopped it, 0 if none did."""
     (engine,) = request.runtimes
+    cdi = choice.cdi
 
     def configured() -> Result:
         nonlocal engine
-        choice = RuntimeChoice(set_as_default=default, cdi=cdi)
         result = configured_engine(host, request, progress, choice)
         if result.exit_code == ExitCode.OK:
             engine = getattr(result.data, "engine", engine)
@@ -401,13 +398,15 @@ class KubernetesSetup(NamedTuple):
 
 
 class KubernetesGoal(NamedTuple):
-    """What `setup --kubernetes` sets up. `request` is for the engine; `default`: nvidia becomes its default
-    runtime."""
+    """What `setup --kubernetes` sets up. `request` and `choice` are for the engine."""
 
     request: Request
     options: KubernetesOptions
-    default: bool = False
-    cdi: bool = False
+    choice: RuntimeChoice
+
+    @property
+    def cdi(self) -> bool:
+        return self.choice.cdi
 
     @property
     def access(self) -> Access:
@@ -424,7 +423,7 @@ class KubernetesGoal(NamedTuple):
             "--restart-command": request.restart_command,
             **self.options.words,
         }
-        flags = {"--cdi": self.cdi, "--set-as-default": self.default, "--yes": request.yes}
+        flags = {"--cdi": self.cdi, "--set-as-default": self.choice.set_as_default, "--yes": request.yes}
         line = ["gpunode", "setup", "--kubernetes"]
         line += [part for flag, value in words.items() if value for part in (flag, value)]
         return shlex.join([*line, *(flag for flag, on in flags.items() if on)])
@@ -587,8 +586,8 @@ def _runtime(at: ClusterNode) -> NodeStep:
         return StepState(f"{at.engine} is configured{handlers}", right=True)
 
     def configured(dry_run: bool) -> Result:
-        choice = RuntimeChoice(set_as_default=at.goal.default, cdi=at.goal.cdi)
-        return configured_engine(at.host, replace(at.request, dry_run=dry_run), at.progress, choice)
+        request = replace(at.request, dry_run=dry_run)
+        return configured_engine(at.host, request, at.progress, at.goal.choice)
 
     by_cdi = " --cdi" if at.goal.cdi else ""
     command = f"gpunode configure-runtime --runtime {at.engine}{by_cdi}"

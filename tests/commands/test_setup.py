@@ -9,6 +9,7 @@ import pytest
 
 from fixtures.machines import recorded_host
 from gpunode.commands import configure_runtime, setup, verify
+from gpunode.commands.configure_runtime import RuntimeChoice
 from gpunode.host import Host
 from gpunode.output.result import Block, ErrorInfo, ExitCode, Result, Style, Text
 from gpunode.runtime.engine import Request
@@ -117,7 +118,7 @@ def test_dry_run_keeps_a_refusal_that_the_toolkit_step_does_not_end(
     result = Result("RuntimeConfiguration", None, "fail", ExitCode.PRECONDITION, errors=refused)
     monkeypatch.setattr(configure_runtime, "run", lambda *_: result)
     request = Request(runtimes=("docker",), dry_run=True)
-    ran = setup.set_up_containers(host, request, SilentProgress())
+    ran = setup.set_up_containers(host, request, RuntimeChoice(), SilentProgress())
     assert (ran.exit_code, ran.errors) == (ExitCode.PRECONDITION, (stops,))
 
 
@@ -236,6 +237,7 @@ def test_interrupted_setup_names_its_changes_and_the_undo_command(
     result = setup.set_up_containers(
         host,
         Request(("containerd",), configures=True),
+        RuntimeChoice(),
         SilentProgress(),
         lambda *blocks: printed.extend(blocks),
     )
@@ -253,7 +255,8 @@ def test_interrupt_before_any_change_is_reported_as_such(
 ) -> None:
     host = recorded_host("fresh-node-with-driver", tmp_path / "node")
     monkeypatch.setattr(configure_runtime, "run", interrupted)
-    result = setup.set_up_containers(host, Request(("containerd",), configures=True), SilentProgress())
+    request = Request(("containerd",), configures=True)
+    result = setup.set_up_containers(host, request, RuntimeChoice(), SilentProgress())
     (error,) = result.errors
     assert error.message == (
         "interrupted during gpunode configure-runtime --runtime containerd; nothing was left changed"
