@@ -290,12 +290,8 @@ def cdi_refresh(
     refuse_both(install=install, remove=remove)
     if install or remove:
         return change_units(session.host, session.progress, remove=remove, dry_run=dry_run)
-    form = Form(names=_names(device_name))
+    form = Form(names=tuple(device_name or Form().names))
     return refresh_specification(session.host, source.sources, form, session.progress, dry_run=dry_run)
-
-
-def _names(device_name: Strings) -> tuple[str, ...]:
-    return tuple(device_name or Form().names)
 
 
 # `gpunode cdi list`: the CDI devices of this node, their files, and which of them an engine can use.
@@ -388,7 +384,7 @@ def _requested(source: SourceOptions, options: SpecificationOptions) -> tuple[So
         device_ids=tuple(options.device_id or ()),
     )
     form = Form(
-        *(options.vendor, options.device_class, _names(options.device_name)),
+        *(options.vendor, options.device_class, tuple(options.device_name or Form().names)),
         every=not options.no_all_device,
         groups=_NO_GIDS not in flags,
     )

@@ -366,7 +366,7 @@ def _plugin(transcript: Transcript, node: Host) -> int:
     try:
         kubelet.wait_allocatable(settings.resource_name, len(inventory().gpus), _KUBELET_SECONDS)
         # the plugin detects a moment later that it is watched; the transcript ends with that log line
-        node.wait_until(lambda: _says(transcript.blocks, "the kubelet watches"), _KUBELET_SECONDS)
+        node.wait_until(lambda: "the kubelet watches" in str(transcript.blocks[-10:]), _KUBELET_SECONDS)
         allocatable = kubelet.allocatable(settings.resource_name)
         capacity = kubelet.capacity(settings.resource_name)
     finally:
@@ -384,10 +384,6 @@ def _plugin(transcript: Transcript, node: Host) -> int:
         ]
     )
     return allocatable
-
-
-def _says(blocks: list[Block], text: str) -> bool:
-    return any(isinstance(block, Text) and text in block.text for block in blocks[-10:])
 
 
 class _LogLines(io.StringIO):

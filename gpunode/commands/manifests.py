@@ -85,9 +85,13 @@ def vector_add_pod(
 
     `UsageError` for values that the API server would refuse.
     """
+    image = checked_image(image or vector_add_image())
+    if problem := resource_name_problem(resource):
+        hint = "such as nvidia.com/gpu or nvidia.com/mig-1g.10gb"
+        raise UsageError(f"{resource!r}: {problem}", hint=hint)
     return VectorAdd(
-        image=checked_image(image or vector_add_image()),
-        resource=checked_resource(resource),
+        image=image,
+        resource=resource,
         namespace=checked_name(namespace, "a namespace") if namespace else "",
         hostname=checked_subdomain(node, "a node's name") if node else "",
         runtime_class=runtime_class and checked_subdomain(runtime_class, "a RuntimeClass"),
@@ -102,13 +106,6 @@ def printed(objects: Objects, messages: tuple[str, ...] = (), comments: tuple[st
 
 
 # --- what the API server would refuse -------------------------------------------------------------------
-
-
-def handlers(name: str, also: Sequence[str]) -> tuple[str, ...]:
-    """The handler `name` and those of the variants `also`. `UsageError` for an invalid name or variant."""
-    refuse_unknown("variant", also, VARIANTS)
-    checked_name(name, "a RuntimeClass's handler")
-    return tuple(dict.fromkeys((name, *(f"nvidia-{variant}" for variant in also))))
 
 
 def checked_name(name: str, kind: str) -> str:
@@ -137,12 +134,6 @@ def checked_image(image: str) -> str:
             f"{image!r} can't be an image's name", hint="such as registry.example.com/gpunode:1.0"
         )
     return image
-
-
-def checked_resource(name: str) -> str:
-    if problem := resource_name_problem(name):
-        raise UsageError(f"{name!r}: {problem}", hint="such as nvidia.com/gpu or nvidia.com/mig-1g.10gb")
-    return name
 
 
 # `gpunode manifests daemon-set` and `all`: the device plugin, and every object that it needs.
@@ -456,8 +447,10 @@ def manifests_runtime_class(
 
     gpunode manifests runtime-class --also cdi | kubectl apply -f -
     """
-    names = handlers(nvidia_runtime_name, also or ())
-    return printed(tuple(runtime_class(name) for name in names))
+    refuse_unknown("variant", also or (), VARIANTS)
+    checked_name(nvidia_runtime_name, "a RuntimeClass's handler")
+    names = dict.fromkeys((nvidia_runtime_name, *(f"nvidia-{variant}" for variant in also or ())))
+    return printed(tuple(map(runtime_class, names)))
 
 
 @verb(manifests_app, "daemon-set", "Manifests")

@@ -314,26 +314,20 @@ def _count(host: Host, count: str, resource: str, at: NodeLocation, progress: Pr
             f"{at.node} is another machine: its GPUs can't be counted from here",
             hint="pass the number: --count N",
         )
-    if resource == "nvidia.com/gpu":
-        return _nvidia(host, progress)
     if resource == "amd.com/gpu":
-        return _at_least_one(sum(1 for gpu in read_inventory(host).gpus if not gpu.error))
-    raise UsageError(f"the number of {resource} can't be determined", hint="pass the number: --count N")
-
-
-def _nvidia(host: Host, progress: Progress) -> int:
-    """GPUs without MIG devices that NVML can describe."""
-    with progress.step("querying NVML"):
-        answer = probe(host)
-    if answer.inventory is None:
-        raise explain_failure(answer)
-    return _at_least_one(sum(1 for gpu in answer.inventory.gpus if not gpu.error and not gpu.mig_enabled))
-
-
-def _at_least_one(count: int) -> int:
-    if not count:
+        inventory = read_inventory(host)
+    elif resource == "nvidia.com/gpu":
+        with progress.step("querying NVML"):
+            answer = probe(host)
+        if answer.inventory is None:
+            raise explain_failure(answer)
+        inventory = answer.inventory
+    else:
+        raise UsageError(f"the number of {resource} can't be determined", hint="pass the number: --count N")
+    whole = sum(1 for gpu in inventory.gpus if not gpu.error and not gpu.mig_enabled)
+    if not whole:
         raise PreconditionError("this machine has no whole GPU to advertise", hint="see gpunode gpus")
-    return count
+    return whole
 
 
 def served(host: Host, resource: str) -> str:

@@ -240,13 +240,13 @@ def excuse(finding: Finding, engine: str, cdi: bool, *, pods: bool) -> str:
 # Steps that both kinds of setup have.
 
 
-def proof(name: str, command: str, prove: Callable[[], Result]) -> NodeStep:
+def each_time(name: str, command: str, act: Callable[[], Result]) -> NodeStep:
     """A step that always runs, whatever the node's state."""
 
     def run(dry_run: bool) -> Result:
         if dry_run:
             return Result("Verification", None, blocks=(Text(f"would run: {command}", Style.COMMAND),))
-        return prove()
+        return act()
 
     return NodeStep(name, command, lambda: StepState("runs each time"), run)
 
@@ -254,13 +254,13 @@ def proof(name: str, command: str, prove: Callable[[], Result]) -> NodeStep:
 def node_proofs(host: Host, request: Request, progress: Progress, cdi: bool) -> tuple[NodeStep, ...]:
     """Without a cluster: verify on the host and, on a live node, in a container of the engine."""
     (engine,) = request.runtimes
-    first = proof("verify-host", "gpunode verify", lambda: verify.run(host, progress))
+    first = each_time("verify-host", "gpunode verify", lambda: verify.run(host, progress))
     if not host.live:
         return (first,)  # nothing can be started under --root
     container = ContainerRequest(engine, config=request.config, socket=request.socket, cdi=cdi)
     command = f"gpunode verify --on {engine}{' --cdi' if cdi else ''}"
     run = verify.run_in_container
-    return first, proof("verify-container", command, lambda: run(host, container, progress))
+    return first, each_time("verify-container", command, lambda: run(host, container, progress))
 
 
 def toolkit_step(host: Host, request: Request, progress: Progress, words: str = "") -> NodeStep:
@@ -365,11 +365,6 @@ def set_up_containers(
         not_verified = f"{engine} is configured, but not verified: gpunode starts nothing under --root."
         end = [Text(not_verified, Style.WARN)]
     return Result("SetupReport", data, blocks=tuple(end))
-
-
-def each_time(name: str, command: str, run: Callable[[], Result]) -> NodeStep:
-    """A step that runs whatever the node's state."""
-    return NodeStep(name, command, lambda: StepState(""), lambda _dry_run: run())
 
 
 def _failed(result: Result, failure: Result, code: str, command: str, hint: str) -> Result:
@@ -703,7 +698,7 @@ def _verify(at: ClusterNode) -> tuple[NodeStep, ...]:
         return verify_kubernetes.run(at.host, request, at.progress)
 
     command = shlex.join(("gpunode", "verify", "--on", "kubernetes", *at.words))
-    return (proof("verify", command, prove),)
+    return (each_time("verify", command, prove),)
 
 
 def _resource(host: Host) -> str:
