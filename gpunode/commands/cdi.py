@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -458,8 +459,6 @@ def destination(output: str, form: str) -> tuple[str, str]:
 
 def write(host: Host, path: str, data: bytes) -> str:
     """created, updated or unchanged."""
-    from pathlib import PurePosixPath
-
     if not path.startswith("/") and not host.live:
         raise UsageError(f"--output-file {path!r} is not an absolute path", hint="--output-file /PATH")
     before = host.read_bytes(path)

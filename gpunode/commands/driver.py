@@ -136,12 +136,11 @@ def driver_plan(
         plan = made(session.host, wish)[1]
     blocked = bool(plan.refusals) and not plan.up_to_date  # obstacles are part of the plan, not errors
     status = "warn" if blocked else "ok"
-    return Result(PLAN, data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
+    return Result("DriverPlan", data_of(plan), status=status, messages=plan.notes, blocks=tuple(blocks(plan)))
 
 
 # `gpunode driver plan`: which driver these GPUs and this kernel need, why, and how to install it.
 
-PLAN = "DriverPlan"
 _NUMERALS = frozenset("0123456789.")
 
 

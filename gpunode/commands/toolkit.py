@@ -134,7 +134,7 @@ def toolkit_status(session: Session) -> Result:
     next_command = NEXT if good else "gpunode toolkit install"
     data = ToolkitStatus(manager.name, version, packages, repositories, problems, next_command)
     return Result(
-        STATUS,
+        "ToolkitStatus",
         data,
         status="warn" if problems else "ok",
         exit_code=ExitCode.FAILED if problems else ExitCode.OK,
@@ -158,7 +158,6 @@ def toolkit_remove(
 
 # `gpunode toolkit install`: the NVIDIA Container Toolkit through the node's own package manager.
 
-INSTALLATION = "ToolkitInstallation"
 OPERATION = "toolkit-install"
 NEXT = "gpunode configure-runtime"
 _FAMILY = ("nvidia-container-", "nvidia-docker", "libnvidia-container")
@@ -376,7 +375,8 @@ def _report(intent: InstallPlan, done: CarriedOut, after: Mapping[str, str], *, 
     )
     newer = _newer(intent)
     notes = (*done.notes, *((_UNCHECKED,) if intent.files and intent.steps.install else ()), *newer)
-    return Result(INSTALLATION, data, messages=notes, blocks=tuple(_blocks(intent, data, dry_run=dry_run)))
+    blocks = tuple(_blocks(intent, data, dry_run=dry_run))
+    return Result("ToolkitInstallation", data, messages=notes, blocks=blocks)
 
 
 def _newer(intent: InstallPlan) -> tuple[str, ...]:
@@ -411,7 +411,6 @@ def _blocks(intent: InstallPlan, data: ToolkitInstallation, *, dry_run: bool) ->
 
 # `gpunode toolkit remove`: remove what `toolkit install` installed, once no engine needs it.
 
-REMOVAL_KIND = "ToolkitRemoval"
 REMOVAL = "toolkit-remove"
 LEFTOVERS = (
     "/etc/nvidia-container-runtime/config.toml",
@@ -484,7 +483,7 @@ def remove(
         manager.remove(others).text if others else "",
         dry_run,
     )
-    return Result(REMOVAL_KIND, data, blocks=tuple(_removal_blocks(data, files)))
+    return Result("ToolkitRemoval", data, blocks=tuple(_removal_blocks(data, files)))
 
 
 def _carry_out(
@@ -617,7 +616,6 @@ def _removal_blocks(data: ToolkitRemoval, files: Sequence[FileChange]) -> Iterat
 
 # `gpunode toolkit status`: the four packages, their sources, and inconsistencies.
 
-STATUS = "ToolkitStatus"
 _STATUS_FAMILY = {"apt": "debian", "dnf": "rhel", "zypper": "suse"}
 _STATE_PHRASES = {
     EntryState.RETIRED: "is retired: NVIDIA no longer serves it",
