@@ -96,7 +96,7 @@ class PodFollower:
             if self._silent is None:
                 self._silent = now
                 self._progress.note(f"{error.message}; the pod is looked at again when it is back")
-            if now - self._silent >= _SILENCE or now >= until or getattr(error, "lasting", False):
+            if now - self._silent >= _SILENCE or now >= until or error.lasting:
                 raise
             return before
         self._silent = None
@@ -332,8 +332,7 @@ def _create(case: _Case) -> Json:
         if not code:
             raise
         raised = type(error)(error.message, hint=hint, code=code, status=error.status)
-        if isinstance(raised, Unavailable) and isinstance(error, Unavailable):
-            raised.sent = error.sent
+        raised.sent = error.sent
         raise raised from error
 
 

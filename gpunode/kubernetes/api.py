@@ -52,9 +52,16 @@ def is_object(item: Any) -> bool:
 
 
 class ClusterError(GpunodeError):
-    """The API server refused or did not answer; `status` is that of HTTP, 0 without an answer."""
+    """The API server refused or did not answer; `status` is that of HTTP, 0 without an answer.
+
+    `sent`: the server may have made the change nevertheless. `lasting`: waiting doesn't help, as when TLS
+    doesn't trust the certificate. `retry_after`: seconds until the next attempt, if the server sent that.
+    """
 
     default_code = "kubernetes"
+    sent: bool = False
+    lasting: bool = False
+    retry_after: float = 0.0
 
     def __init__(self, message: str, *, hint: str = "", code: str = "", status: int = 0) -> None:
         super().__init__(message, hint=hint, code=code)
@@ -109,23 +116,16 @@ class Invalid(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """429 or 5xx: the server is overloaded. `retry_after` is in seconds, if it sent that.
+    """429 or 5xx: the server is overloaded.
 
-    `sent`: a 5xx other than 503 for a change: a load balancer may send it though the server made the change.
+    It is `sent` if it is a 5xx other than 503 for a change: a load balancer may send it though the server
+    made the change.
     """
 
     default_code = "kubernetes-unavailable"
-    retry_after: float = 0.0
-    sent: bool = False
 
 
 class Unreachable(ClusterError):
-    """No connection, an untrusted certificate, or a connection that broke before the response.
-
-    `sent`: a change may have reached the server, so it is unknown whether it was made. `lasting`: waiting
-    doesn't help, as when TLS doesn't trust the certificate.
-    """
+    """No connection, an untrusted certificate, or a connection that broke before the response."""
 
     default_code = "kubernetes-unreachable"
-    sent: bool = False
-    lasting: bool = False

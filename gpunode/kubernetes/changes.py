@@ -90,7 +90,7 @@ def change(
                 return Changed(lost[0], send(patch), patch)  # it was made, and another client undid a part
             return Changed(now, send(patch), patch)
         except ClusterError as error:
-            if isinstance(error, Unreachable | Unavailable) and error.sent:
+            if error.sent:
                 lost = lost or (now, patch)
             if not _worth_another(error, read, now):
                 raise _with_outcome(error, lost[1] if lost else ()) from error
@@ -132,10 +132,9 @@ def _version(node: Json) -> Any:
 
 def _wait(host: Host, progress: Progress, error: ClusterError, attempt: int, started: float) -> None:
     """Wait before the next attempt. Raise `error` after the last one, and if waiting doesn't help."""
-    if attempt + 1 >= ATTEMPTS or (isinstance(error, Unreachable) and error.lasting):
+    if attempt + 1 >= ATTEMPTS or error.lasting:
         raise error
-    requested = error.retry_after if isinstance(error, Unavailable) else 0.0
-    pause = min(max(_PAUSES[attempt], requested), _LONGEST_PAUSE)
+    pause = min(max(_PAUSES[attempt], error.retry_after), _LONGEST_PAUSE)
     if host.monotonic() + pause - started > _RETRY_SECONDS:
         raise error
     progress.note(f"{error.message}; trying again")
