@@ -164,9 +164,9 @@ def test_pod_on_a_machine_of_sixteen_gpus_waits_only_milliseconds(name: str) -> 
     for size in range(1, 16):
         for count in (16, random.randint(size + 1, 16)):
             free = random.sample(range(16), count)
-            start = time.process_time()
+            start = time.thread_time()
             group = choose_group(MACHINES[name].matrix, free, (), size)
-            assert time.process_time() - start < 0.25
+            assert time.thread_time() - start < 0.25
             assert len(group) == size
 
 
@@ -175,9 +175,9 @@ def test_partitions_of_a_large_node_are_kept_together() -> None:
     matrix = Machine(64, tree(8, PIX, 32, NODE)).matrix
     random = Random(64)
     for size in (2, 5, 8, 12, 16, 33):
-        start = time.process_time()
+        start = time.thread_time()
         assert len(choose_group(matrix, range(64), (), size)) == size
-        assert time.process_time() - start < 0.5
+        assert time.thread_time() - start < 0.5
     free = random.sample(range(64), 40)
     assert set(choose_group(matrix, free, (), 7)) <= set(free)
     assert len({at // 8 for at in choose_group(matrix, range(64), (), 8)}) == 1
