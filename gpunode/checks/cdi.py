@@ -232,7 +232,6 @@ def cdi_uvm_absent_in_spec(node: Node) -> Verdict:
     fix=fixes.look(
         "gpunode cdi list", "Rename one of two files that define the same device", needs_root=False
     ),
-    blocked_by=("pci-no-gpu",),
     classes=(*HOST, WSL2),
     refs=(_SPEC,),
 )
@@ -332,7 +331,6 @@ def _unread(spec: SpecFile, late: list[Reader]) -> Verdict:
     severity="warning",
     looks_at="specifications of kind nvidia.com/gpu under WSL2: whether they mount libdxcore.so.",
     fix=Fix("nvidia-ctk cdi generate --mode=wsl --output=/var/run/cdi/nvidia.yaml"),
-    blocked_by=("pci-no-gpu",),
     classes=(WSL2,),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1739",),
 )
@@ -512,7 +510,6 @@ def cdi_disabled(node: Node) -> Verdict:
     severity="warning",
     looks_at="modes of specifications and their directories, if podman or a rootless Docker is in use.",
     fix=Fix("chmod o+r /var/run/cdi/nvidia.yaml"),
-    blocked_by=("pci-no-gpu",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/146",),
 )

@@ -60,7 +60,6 @@ WHERE = (
     "file for each import, no import of a higher version than the main file, and runtimes and "
     "registries in a table that the effective version reads." + WHERE,
     fix=fixes.EDIT_CONTAINERD,
-    blocked_by=("pci-no-gpu",),
     preflight=("containerd", "kubernetes"),
     reboot=True,
     refs=("https://github.com/containerd/containerd/blob/main/docs/man/containerd-config.toml.5.md",),

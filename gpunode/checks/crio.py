@@ -127,7 +127,6 @@ def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
         "its configuration files are valid and the monitor (conmon) that they name exists."
     ),
     fix=RESTART,
-    blocked_by=("pci-no-gpu",),
     preflight=("crio", "kubernetes"),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
 )
@@ -435,7 +434,6 @@ def crio_hooks_mode(node: Node, daemon: Daemon) -> Verdict:
     severity="info",
     looks_at="the running CRI-O and the kubelet's engine. A CRI-O that is installed but not running is fine.",
     fix=RESTART,
-    blocked_by=("pci-no-gpu",),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/",),
 )
 def crio_not_selected(node: Node) -> Verdict:

@@ -208,7 +208,6 @@ _UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-in
         "If the kubelet uses another engine, all of this is a warning."
     ),
     fix=fixes.EDIT_DAEMON_JSON,
-    blocked_by=("pci-no-gpu",),
     reboot=True,
     refs=(
         "https://docs.docker.com/engine/daemon/troubleshoot/",

@@ -87,7 +87,6 @@ def docker_snap(node: Node) -> Verdict:
         "kubelet uses another engine."
     ),
     fix=docker.INSTALL,
-    blocked_by=("pci-no-gpu",),
     preflight=("docker",),
     refs=("https://docs.docker.com/desktop/features/gpu/",),
 )
@@ -187,7 +186,6 @@ def _prepare(node: Node, daemon: Daemon) -> Fix:
     title="Docker is new enough for GPUs",
     looks_at="the running dockerd's version, if Docker is this node's engine. The minimum is 19.03.",
     fix=docker.UPGRADE,
-    blocked_by=("pci-no-gpu",),
     preflight=("docker",),
     refs=("https://docs.docker.com/engine/release-notes/19.03/",),
     table=tables.TABLE,

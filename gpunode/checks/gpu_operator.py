@@ -97,7 +97,6 @@ def operator_validations(node: Node) -> Verdict:
         needs_root=False,
         note=f"The operator removes its driver from this node, which then uses its own. {fixes.THIS_NODE}",
     ),
-    blocked_by=("pci-no-gpu",),
     needs=("operator-driver",),
     refs=_REFS,
 )

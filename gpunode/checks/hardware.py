@@ -45,6 +45,7 @@ _NVIDIA = "nvidia"
     title="An NVIDIA GPU is on the PCI bus",
     looks_at="vendor (0x10de) and class (0x0300 VGA, 0x0302 3D) of all devices in /sys/bus/pci/devices.",
     fix=fixes.RESCAN_PCI,
+    blocked_by=(),
     classes=HOST_OR_CONTAINER,
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
 )
@@ -331,7 +332,6 @@ def log_lines(node: Node, pattern: str) -> Sequence[tuple[KernelLine, re.Match[s
     title="The GPUs' power cables are connected",
     looks_at="the driver's power errors and XID 54 in the kernel's log.",
     fix=POWER_OFF,
-    blocked_by=("pci-no-gpu",),
     needs=("gpu",),
     refs=("https://docs.nvidia.com/deploy/xid-errors/",),
 )

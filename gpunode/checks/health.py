@@ -693,7 +693,6 @@ _KEPT = (
         "systemd's DefaultEnvironment, the units of container daemons, and gpunode's own environment."
     ),
     fix=Fix("${EDITOR:-vi} /etc/environment"),
-    blocked_by=("pci-no-gpu",),
     refs=(
         "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",
         "https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",

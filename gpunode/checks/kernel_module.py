@@ -48,7 +48,6 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
         "operator's driver (/run/nvidia/driver and its pods' logs) and the package database."
     ),
     fix=fixes.INSTALL_DRIVER,
-    blocked_by=("pci-no-gpu",),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def driver_not_installed(node: Node) -> Verdict:

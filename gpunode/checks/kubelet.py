@@ -257,7 +257,6 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
     ),
     fix=_PRUNE,
     classes=HOST_OR_CONTAINER,
-    blocked_by=("pci-no-gpu",),
     refs=("https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",),
 )
 def disk_pressure(node: Node) -> Verdict:
@@ -384,7 +383,6 @@ def _crictl(node: Node) -> str:
         "first stop what uses it",
         effect=f"starts the kubelet, which {ENDS_EVICTED}",
     ),
-    blocked_by=("pci-no-gpu",),
     refs=("https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/",),
 )
 def kubelet_swap(node: Node) -> Verdict:

@@ -28,6 +28,9 @@ CLUSTER_NODES = (BARE_METAL, VM, TEGRA)
 ENGINE_NODES = (BARE_METAL, VM, CONTAINER, WSL2, TEGRA)
 NO_ENGINE = ("application-container",)
 
+# the check of the hardware itself: its failure explains that of every other check
+NO_GPU = "pci-no-gpu"
+
 # installations that `Check.preflight` can name
 PREFLIGHTS = (*ENGINES, "kubernetes")
 ANY_ENGINE = PREFLIGHTS
@@ -60,13 +63,13 @@ class Check:
     """One rule of the doctor, declared by decorating its function with `check`, this class's other name.
 
     `severity` is how a failure counts (error, warning, or info for one that only notes); `blocked_by` are the
-    checks whose failure explains this one. `classes` are the node classes that it can run on, `needs` the
-    traits (facts/traits.py) that such a node must have and `unless` those that it must not have: elsewhere it
-    is not applicable. `preflight` are the installations that its failure blocks (`PREFLIGHTS`). With `reboot`
-    it belongs to the section "Safe to reboot?", with `deep` it runs only with --deep. `table` is the
-    reference table (tables/) that it uses, if any. `looks_at` and `why`, the function's docstring, are for
-    users; `refs` are public addresses for further reading. checks/catalogue.py finds the checks of each
-    module; it has their order and their `layer`.
+    checks whose failure explains this one, by default that there is no GPU. `classes` are the node classes
+    that it can run on, `needs` the traits (facts/traits.py) that such a node must have and `unless` those
+    that it must not have: elsewhere it is not applicable. `preflight` are the installations that its failure
+    blocks (`PREFLIGHTS`). With `reboot` it belongs to the section "Safe to reboot?", with `deep` it runs only
+    with --deep. `table` is the reference table (tables/) that it uses, if any. `looks_at` and `why`, the
+    function's docstring, are for users; `refs` are public addresses for further reading. checks/catalogue.py
+    finds the checks of each module; it has their order and their `layer`.
     """
 
     id: str
@@ -75,7 +78,7 @@ class Check:
     looks_at: str
     fix: Fix | FixByFamily
     severity: str = "error"
-    blocked_by: tuple[str, ...] = ()
+    blocked_by: tuple[str, ...] = (NO_GPU,)
     classes: tuple[str, ...] = HOST
     refs: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

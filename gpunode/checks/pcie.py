@@ -41,7 +41,6 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
         "fewer than two on a GPU without a driver; and the driver's BAR errors in the kernel's log."
     ),
     fix=hardware.ABOVE_4G,
-    blocked_by=("pci-no-gpu",),
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
 )
 def bar_too_small(node: Node) -> Verdict:
@@ -91,7 +90,6 @@ def bar_too_small(node: Node) -> Verdict:
         "speed isn't compared: an idle GPU lowers it."
     ),
     fix=fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT),
-    blocked_by=("pci-no-gpu",),
     needs=("gpu",),
     refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
 )
@@ -131,7 +129,6 @@ def pcie_link_degraded(node: Node) -> Verdict:
         "boot; non-fatal errors only above one a day, corrected ones above eight a minute."
     ),
     fix=fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT),
-    blocked_by=("pci-no-gpu",),
     needs=("gpu",),
     refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
 )
@@ -172,7 +169,6 @@ def pcie_aer_errors(node: Node) -> Verdict:
         "GPUs share a switch, and iommu= on the kernel's command line."
     ),
     fix=hardware.kernel_argument("iommu=pt"),
-    blocked_by=("pci-no-gpu",),
     needs=("multi-gpu",),
     refs=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",),
 )
@@ -216,7 +212,6 @@ def _between(node: Node, port: str) -> bool:
     severity="info",
     looks_at="the ASPM policy of the kernel, if XID 79 was logged in this boot.",
     fix=hardware.NO_ASPM,
-    blocked_by=("pci-no-gpu",),
     needs=("gpu",),
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",),
 )
@@ -245,7 +240,6 @@ def pcie_aspm(node: Node) -> Verdict:
     severity="info",
     looks_at="numa_node of every GPU, on machines with several NUMA nodes that have processors.",
     fix=hardware.FIRMWARE_SETUP,
-    blocked_by=("pci-no-gpu",),
     needs=("gpu",),
     refs=("https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci",),
 )

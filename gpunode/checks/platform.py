@@ -159,7 +159,6 @@ _LINUX_LIBRARIES = "libnvidia-compute"
         "driver packages."
     ),
     fix=RESTART_WSL.after("wsl.exe --update"),
-    blocked_by=("pci-no-gpu",),
     classes=(WSL2,),
     refs=("https://docs.nvidia.com/cuda/wsl-user-guide/",),
 )
@@ -211,7 +210,6 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit", disturbs=DISRUPTS_NOTHING
     ),
     # the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
     fix=Fix("apt install --reinstall nvidia-l4t-init"),
-    blocked_by=("pci-no-gpu",),
     classes=(TEGRA,),
     table=TABLE,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/",),
@@ -290,7 +288,6 @@ def lxc_nested(node: Node) -> Verdict:
     severity="info",
     looks_at="os-release and /run/ostree-booted, if driver or toolkit are missing.",
     fix=Fix(OTHER_WHOLE[1]),
-    blocked_by=("pci-no-gpu",),
     needs=("immutable",),
     unless=("operator-driver", "vfio-host"),
     refs=("https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/",),
@@ -392,7 +389,6 @@ def apparmor_denied(node: Node) -> Verdict:
     looks_at="an impossible date (before 2025), and failed time services.",
     # packages can't be verified while the clock is wrong, so the fix installs nothing
     fix=Fix("timedatectl set-ntp true"),
-    blocked_by=("pci-no-gpu",),
     refs=("https://www.freedesktop.org/software/systemd/man/latest/timedatectl.html",),
 )
 def clock_skew(node: Node) -> Verdict:
@@ -497,7 +493,6 @@ def kernel_unsupported(node: Node) -> Verdict:
         "and failCgroupV1 in its configuration. With a running kubelet, version 1 is a note."
     ),
     fix=UNIFIED_CGROUPS,
-    blocked_by=("pci-no-gpu",),
     preflight=("kubernetes",),
     needs=("kubelet",),
     table=TABLE,

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gpunode.checks.catalogue import ALL_CHECKS, BY_ID
 from gpunode.checks.finding import REPLACES_DRIVER, Finding, FindingStatus, Fix, effect_of
-from gpunode.checks.model import Check, Verdict, one_line, skip
+from gpunode.checks.model import NO_GPU, Check, Verdict, one_line, skip
 from gpunode.checks.patience import DEEP_SECONDS, Patience
 from gpunode.checks.preconditions import fitting, separate_reboot
 from gpunode.errors import GpunodeError, Unreadable
@@ -20,7 +20,6 @@ from gpunode.host.redact import without_secrets
 
 EVERY = "all"
 BY_OPTION = "by --ignore"  # if no reason was given
-_NO_GPU = "pci-no-gpu"
 _Answer = TypeVar("_Answer")
 _BUS = "hardware"  # this layer also applies to GPUs that aren't for containers
 
@@ -126,7 +125,7 @@ class _Walk:
         questions = self.node.questions
         if self._kind not in check.classes:
             return skip(f"not applicable on this kind of node ({self._kind})", "not-applicable")
-        if questions.expect_gpus == 0 and check.id != _NO_GPU and not self._gpus:
+        if questions.expect_gpus == 0 and check.id != NO_GPU and not self._gpus:
             return skip("not applicable: this node has no GPU, as expected", "not-applicable")
         if check.layer != _BUS and self._has("vm-host"):
             return skip(f"not applicable: {TRAITS['vm-host'].present}", "not-applicable")

@@ -148,7 +148,6 @@ def daemon_tcp(node: Node) -> Verdict:
     severity="info",
     looks_at="the group docker in /etc/group against root, sudo, wheel and admin, and the socket's mode.",
     fix=fixes.look("getent group docker", "To remove a user: gpasswd --delete USER docker", needs_root=False),
-    blocked_by=("pci-no-gpu",),
     refs=("https://docs.docker.com/engine/security/#docker-daemon-attack-surface",),
 )
 def docker_group(node: Node) -> Verdict:

@@ -281,7 +281,6 @@ def _under_windows(node: Node, oldest: str) -> bool:
         "grep -rn nvidia.github.io /etc/apt/sources.list.d/",
         "Keep one entry of the repository and delete the others",
     ),
-    blocked_by=("pci-no-gpu",),
     classes=EVERYWHERE_BUT_TEGRA,
     refs=("https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html",),
 )
