@@ -144,8 +144,7 @@ def _driver_refusals(node: Node) -> tuple[str, ...]:
 
 def _other_driver(node: Node, fix: Fix) -> Fix:
     """How this node gets a driver if `gpunode driver install` refuses."""
-    from gpunode.packages.driver_choice import choose
-    from gpunode.packages.driver_model import Wish, read_situation
+    from gpunode.packages.driver_model import read_situation
     from gpunode.packages.driver_source import install_by_tdnf
 
     code = _driver_refusals(node)[0]
@@ -155,8 +154,7 @@ def _other_driver(node: Node, fix: Fix) -> Fix:
         if kernel and instead.before_reboot:
             return driver_packages.with_module(node, instead, kernel[1])
         return instead
-    situation = read_situation(node)
-    command = _DRIVERS.get(system) or install_by_tdnf(situation, choose(situation, Wish()))
+    command = _DRIVERS.get(system) or install_by_tdnf(read_situation(node), driver_packages.chosen(node))
     if code == "no-repository" and command:
         return _packages(command).then_reboot()
     return Fix(f"follow {fixes.DRIVER_GUIDE}")
