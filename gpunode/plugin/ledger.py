@@ -104,7 +104,6 @@ class Ledger:
         self._reported: dict[str, Problem] = {}
         self._known: set[str] = set()
         self._left_out: dict[str, str] = {}
-        self._units: tuple[tuple[Resource, tuple[Unit, ...]], ...] = ()  # of the plan
         self._shown: tuple[ResourcePlan, Problems] | None = None
         self.settings = settings
         self.inventory: Inventory | None = None
@@ -200,7 +199,6 @@ class Ledger:
                 self.planned = True
                 return
             self.plan, self.planned = plan, True
-            self._units = tuple((resource, resource.units) for resource in plan.resources)
             self._publish()
             self._report_left_out()
 
@@ -208,8 +206,8 @@ class Ledger:
         """Publish the present state; return whether it has changed."""
         problems = {
             (resource.name, unit.id): problem
-            for resource, units in self._units
-            for unit in units
+            for resource in self.plan.resources
+            for unit in resource.units
             if (problem := self._problem(resource, unit))
         }
         if self._shown is not None and self._shown[0] is self.plan and self._shown[1] == problems:

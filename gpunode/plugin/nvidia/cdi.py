@@ -145,31 +145,12 @@ _ASSUMED = frozenset(
 )
 
 
-class HookChoice:
-    """Queries a program for its hooks once, and again after it was replaced."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._choice: tuple[object, HookProgram | None] = ((), None)
-
-    def choose(self, settings: Settings, roots: Roots) -> HookProgram | None:
-        """None where there is no program, or all hooks are disabled: the specification then has only
-        mounts."""
-        disabled = frozenset(settings.cdi_disable_hooks)
-        if "all" in disabled:
-            return None
-        key = (settings.nvidia_cdi_hook_path, roots, self.programs(settings, roots))
-        if self._choice[0] != key:
-            self._choice = key, _find(self._host, settings, roots)
-        program = self._choice[1]
-        return program._replace(known=program.known - disabled) if program else None
-
-    def programs(self, settings: Settings, roots: Roots) -> tuple[object, ...]:
-        """Changes when one of them is installed, removed or replaced."""
-        names = (hook_program(self._host, name) for name in ("nvidia-cdi-hook", "nvidia-ctk"))
-        paths = (f"{_root(roots)}{settings.nvidia_cdi_hook_path}", *names)
-        stats = (self._host.stat(path) for path in paths if path)
-        return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in stats if status)
+def _programs(host: Host, settings: Settings, roots: Roots) -> tuple[object, ...]:
+    """Changes when one of them is installed, removed or replaced."""
+    names = (hook_program(host, name) for name in ("nvidia-cdi-hook", "nvidia-ctk"))
+    paths = (f"{_root(roots)}{settings.nvidia_cdi_hook_path}", *names)
+    stats = (host.stat(path) for path in paths if path)
+    return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in stats if status)
 
 
 def _root(roots: Roots) -> str:
@@ -222,7 +203,7 @@ class CdiSpecs:
     def __init__(self, host: Host, log: Log, task: BackgroundTask | None = None) -> None:
         self._host = host
         self._log = log
-        self._hooks = HookChoice(host)
+        self._hooks: tuple[object, HookProgram | None] = ((), None)  # and what they were found by
         self._lock = Lock()
         self._desired: _SpecSource | None = None
         self._written: object = None  # the input of the files when they were last right
@@ -282,8 +263,22 @@ class CdiSpecs:
         self._succeeded(content, written)
 
     def _make(self, desired: _SpecSource, roots: Roots) -> Content:
-        hooks = self._hooks.choose(desired.settings, roots)
+        hooks = self._choose_hooks(desired.settings, roots)
         return make_content(self._host, desired.settings, desired.inventory, desired.plan, roots, hooks)
+
+    def _choose_hooks(self, settings: Settings, roots: Roots) -> HookProgram | None:
+        """None where there is no program, or all hooks are disabled: the specification then has only mounts.
+
+        A program is queried for its hooks once, and again after it was replaced.
+        """
+        disabled = frozenset(settings.cdi_disable_hooks)
+        if "all" in disabled:
+            return None
+        key = (settings.nvidia_cdi_hook_path, roots, _programs(self._host, settings, roots))
+        if self._hooks[0] != key:
+            self._hooks = key, _find(self._host, settings, roots)
+        program = self._hooks[1]
+        return program._replace(known=program.known - disabled) if program else None
 
     def _put(self, path: str, spec: Spec, roots: Roots) -> bool:
         """Replace the file in one step, unless the content is equal.
@@ -323,7 +318,7 @@ class CdiSpecs:
         classes = ("gpu", *(["imex-channel"] if common.channels else []), *common.cdi)
         there = (f"{roots.driver_here}{path}" for path in (_LD_CACHE, *SOCKETS))
         files = (*there, *(() if roots.mounted else SOCKETS), *map(path_of, classes))
-        hooks = self._hooks.programs(desired.settings, roots)
+        hooks = _programs(host, desired.settings, roots)
         return desired, hooks, [_mark(host, path) for path in (*devices, *files)]
 
     # --- reporting --------------------------------------------------------------------------------------

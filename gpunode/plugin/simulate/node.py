@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from random import Random
+from typing import NamedTuple
 
 from gpunode.errors import UsageError
 from gpunode.facts.kernel_log import HARDWARE, REBOOT, RESET, xid
@@ -254,13 +255,25 @@ class GpuGroup:
         return requested, counts.get(requested, 0) or self.model.links[1] or 4
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A slot for a GPU on the node: the entry of `load` for it, and its group, by number."""
+class FaultHistory(NamedTuple):
+    """Events of one GPU since its start."""
+
+    lost: bool = False
+    unplugged: bool = False
+    ecc: int = 0
+    ecc_ever: int = 0
+    remap: str = "none"
+    recovery: str = "none"
+    fabric: str = "completed"
+
+
+class Slot(NamedTuple):
+    """A slot for a GPU on the node: the entry of `load` for it, its group, by number, and its faults."""
 
     gpu: Gpu
     group: int
     model: Model
+    faults: FaultHistory = FaultHistory()
 
 
 def load(spec: str, host: Host | None = None) -> tuple[Inventory, Topology]:
@@ -388,19 +401,22 @@ LOST = "the GPU is lost (simulated)"
 _ASKED = {RESET: "reset", HARDWARE: "reset", REBOOT: "reboot"}
 """The recovery action that NVML reports after an XID of this class."""
 DRIVER_GONE = "the driver is not loaded (simulated)"
-
-
-@dataclass(frozen=True)
-class FaultHistory:
-    """Events of one GPU since its start."""
-
-    lost: bool = False
-    unplugged: bool = False
-    ecc: int = 0
-    ecc_ever: int = 0
-    remap: str = "none"
-    recovery: str = "none"
-    fabric: str = "completed"
+_CHANGES: Mapping[str, Callable[[FaultHistory, str], FaultHistory]] = {
+    "xid": lambda now, value: now._replace(recovery=_ASKED.get(xid(int(value)).kind, now.recovery)),
+    "ecc": lambda now, value: now._replace(ecc=now.ecc + int(value), ecc_ever=now.ecc_ever + int(value)),
+    "lost": lambda now, value: now._replace(lost=True),
+    "return": lambda now, value: now._replace(lost=False),
+    "unplug": lambda now, value: now._replace(unplugged=True),
+    "plug": lambda now, value: now._replace(unplugged=False),
+    "remap": lambda now, value: now._replace(remap=value),
+    "recovery": lambda now, value: now._replace(recovery=value),
+    "fabric": lambda now, value: now._replace(fabric=value),
+    "mig": lambda now, value: now,
+    "reset": lambda now, value: FaultHistory(
+        ecc_ever=now.ecc_ever, remap="failed" if now.remap == "failed" else "none"
+    ),
+    "heal": lambda now, value: FaultHistory(),
+}
 
 
 class SimulatedNode:
@@ -409,7 +425,6 @@ class SimulatedNode:
     def __init__(self, spec: str, host: Host | None = None) -> None:
         self._groups = parse(spec)
         self._slots = list(slots(self._groups, host))
-        self._conditions = {slot.gpu.index: FaultHistory() for slot in self._slots}
         self._driver = _node_options(self._groups).get("driver", DRIVER)
         self._loads = 1
         self.driver_gone = ""
@@ -417,14 +432,12 @@ class SimulatedNode:
     @property
     def inventory(self) -> Inventory:
         """NVML's list of GPUs."""
-        gpus = []
-        for slot in self._slots:
-            condition = self._conditions[slot.gpu.index]
-            if not condition.unplugged:
-                gpus.append(
-                    replace(slot.gpu, error=LOST, error_code=GPU_IS_LOST) if condition.lost else slot.gpu
-                )
-        return Inventory(self._driver, CUDA, tuple(gpus), simulated=True)
+        gpus = tuple(
+            replace(slot.gpu, error=LOST, error_code=GPU_IS_LOST) if slot.faults.lost else slot.gpu
+            for slot in self._slots
+            if not slot.faults.unplugged
+        )
+        return Inventory(self._driver, CUDA, gpus, simulated=True)
 
     @property
     def topology(self) -> Topology:
@@ -434,13 +447,11 @@ class SimulatedNode:
     def readings(self) -> tuple[Reading, ...]:
         """Each listed GPU's reading."""
         return tuple(
-            self._reading(slot)
-            for slot in self._slots
-            if not self._conditions[slot.gpu.index].unplugged and not self.driver_gone
+            self._reading(slot) for slot in self._slots if not slot.faults.unplugged and not self.driver_gone
         )
 
     def _reading(self, slot: Slot) -> Reading:
-        now = self._conditions[slot.gpu.index]
+        now = slot.faults
         if now.lost:
             return Reading(slot.gpu.uuid, error=LOST, error_code=GPU_IS_LOST)
         switched = self._groups[slot.group].links[0] == "nvswitch"
@@ -469,7 +480,8 @@ class SimulatedNode:
             _check_instance(slot, fault)
         events: list[GpuEvent] = []
         for slot in struck:
-            events += self._strike(slot, fault)
+            self._slots[slot.gpu.index] = _struck(slot, fault)
+            events += _events(slot, fault)
         return tuple(events)
 
     def _slots_of(self, gpu: str) -> list[Slot]:
@@ -480,26 +492,22 @@ class SimulatedNode:
             raise UsageError(f"no simulated GPU {gpu!r}", hint=f"0 to {len(self._slots) - 1}, a UUID or all")
         return selected
 
-    def _strike(self, slot: Slot, fault: Fault) -> list[GpuEvent]:
-        index, uuid = slot.gpu.index, slot.gpu.uuid
-        now = self._conditions[index]
-        if fault.name == "xid":
-            recovery = _ASKED.get(xid(int(fault.value)).kind, now.recovery)
-            self._conditions[index] = replace(now, recovery=recovery)
-            return [GpuEvent("xid", uuid, int(fault.value), fault.gi, fault.ci)]
-        if fault.name == "mig":
-            divided = with_layout(slot.gpu, slot.model, "" if fault.value == "off" else fault.value)
-            self._slots[index] = replace(slot, gpu=divided)
-        elif fault.name == "ecc":
-            more = int(fault.value)
-            self._conditions[index] = replace(now, ecc=now.ecc + more, ecc_ever=now.ecc_ever + more)
-            return [GpuEvent("ecc-double", uuid)]
-        elif fault.name == "reset":
-            self._conditions[index] = FaultHistory(ecc_ever=now.ecc_ever, remap=_after_reset(now.remap))
-            self._slots[index] = replace(slot, gpu=replace(slot.gpu, mig=()))
-        else:
-            self._conditions[index] = _CHANGES[fault.name](now, fault.value)
-        return []
+
+def _struck(slot: Slot, fault: Fault) -> Slot:
+    """The slot after the fault."""
+    gpu = slot.gpu
+    if fault.name == "mig":
+        gpu = with_layout(gpu, slot.model, "" if fault.value == "off" else fault.value)
+    elif fault.name == "reset":
+        gpu = replace(gpu, mig=())
+    return slot._replace(gpu=gpu, faults=_CHANGES[fault.name](slot.faults, fault.value))
+
+
+def _events(slot: Slot, fault: Fault) -> list[GpuEvent]:
+    """What the driver reports of the fault."""
+    if fault.name == "xid":
+        return [GpuEvent("xid", slot.gpu.uuid, int(fault.value), fault.gi, fault.ci)]
+    return [GpuEvent("ecc-double", slot.gpu.uuid)] if fault.name == "ecc" else []
 
 
 def on_machine(inventory: Inventory, host: Host) -> Inventory:
@@ -532,19 +540,3 @@ def _check_instance(slot: Slot, fault: Fault) -> None:
             f"GPU {slot.gpu.index} has no such MIG instance",
             hint=f"--gi is one of {gpu_instances}, --ci 0" if there else f"mig LAYOUT --gpu {slot.gpu.index}",
         )
-
-
-def _after_reset(remap: str) -> str:
-    return "failed" if remap == "failed" else "none"
-
-
-_CHANGES: Mapping[str, Callable[[FaultHistory, str], FaultHistory]] = {
-    "lost": lambda now, value: replace(now, lost=True),
-    "return": lambda now, value: replace(now, lost=False),
-    "unplug": lambda now, value: replace(now, unplugged=True),
-    "plug": lambda now, value: replace(now, unplugged=False),
-    "remap": lambda now, value: replace(now, remap=value),
-    "recovery": lambda now, value: replace(now, recovery=value),
-    "fabric": lambda now, value: replace(now, fabric=value),
-    "heal": lambda now, value: FaultHistory(),
-}

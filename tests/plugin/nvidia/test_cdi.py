@@ -351,7 +351,7 @@ def test_hanging_hook_program_does_not_block(tmp_path, monkeypatch):
 
     task = BackgroundTask("cdi")
     made.specs = CdiSpecs(made.host, made.log, task)
-    monkeypatch.setattr(made.specs._hooks, "choose", hang)
+    monkeypatch.setattr(made.specs, "_choose_hooks", hang)
     writing = Thread(target=made.write)  # as the planning thread does
     writing.start()
     assert asked.wait(PATIENCE)
