@@ -20,9 +20,11 @@ container runtime. It behaves as the real one (Kubernetes 1.36) was observed to,
 
 from __future__ import annotations
 
+# nothing of tests/ is imported, because tests/machine/test_kubernetes.py copies this file alone into machines
 import base64
 import binascii
 import json
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +42,7 @@ from gpunode.facts.kubelet import NAME
 from gpunode.host import Host
 from gpunode.plugin.config.settings import resource_name_problem
 from gpunode.plugin.kubelet import server
-from gpunode.plugin.kubelet.link import identity, listen_privately
+from gpunode.plugin.kubelet.link import listen_privately
 from gpunode.plugin.kubelet.watcher import DEVICE_PLUGIN_TYPE, PLUGIN_REGISTRATION
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.proto import pluginregistration_pb2
@@ -385,7 +387,7 @@ class PluginWatcher:
             sockets = {
                 path: seen
                 for path in self._host.glob(self._directory, "[!.]*")
-                if (seen := identity(self._host, path)) is not None
+                if (seen := _creation(self._host, path)) is not None
             }
             for path, (seen, resource) in list(self._known.items()):
                 if sockets.get(path) != seen and self._operation(path).may_start(now):
@@ -437,6 +439,15 @@ class PluginWatcher:
         except (ConnectionError, ValueError) as error:
             return f"plugin registration failed with err: {error}"
         return ""
+
+
+def _creation(host: Host, path: str) -> Identity | None:
+    """What changes when a socket is created again, of which the kubelet gets an event. It gets none when the
+    plugin then sets the mode, which is a change of the inode."""
+    status = host.stat(path)
+    if status is None or not stat.S_ISSOCK(status.st_mode):
+        return None
+    return (status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
 def _invalid(info: pluginregistration_pb2.PluginInfo, path: str) -> str:
