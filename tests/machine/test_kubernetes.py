@@ -75,52 +75,71 @@ def becomes(machine: Machine, count: str) -> None:
     machine.wait(lambda: machine.read(ALLOCATABLE) == count, lambda: machine.journal(UNIT))
 
 
-def test_plugin_that_never_serves_is_removed_again(node: Machine) -> None:
-    node.write(
+@pytest.fixture
+def fresh(node: Machine) -> Machine:
+    """Without what an earlier test set up."""
+    done = node.gpunode("reset", "--yes")
+    assert done.code == 0, done.out + done.err
+    return node
+
+
+@pytest.fixture
+def ready(node: Machine) -> Machine:
+    """Set up, by an earlier test or now."""
+    done = node.gpunode("setup", "--kubernetes")
+    assert done.code == 0, done.out + done.err + node.journal(UNIT)
+    becomes(node, "2")
+    return node
+
+
+def test_plugin_that_never_serves_is_removed_again(fresh: Machine) -> None:
+    fresh.write(
         f"{UNIT_FILE}.d/none.conf",
         "[Service]\nEnvironment=GPUNODE_PLUGIN_SERVE_KUBELET_SOCKET=/run/none/kubelet.sock\n",
     )
-    node.sh("mkdir -p /run/none")
-    done = node.gpunode("setup", "--kubernetes", "--wait", "1")
+    fresh.sh("mkdir -p /run/none")
+    done = fresh.gpunode("setup", "--kubernetes", "--wait", "1")
     assert done.code == 4, done.out + done.err
-    assert node.show(UNIT)["ActiveState"] == "inactive" and node.run("test", "-e", UNIT_FILE).code == 1
+    assert fresh.show(UNIT)["ActiveState"] == "inactive" and fresh.run("test", "-e", UNIT_FILE).code == 1
     assert "undo it with: gpunode rollback" in done.out
-    node.sh(f"rm -r {UNIT_FILE}.d && systemctl daemon-reload")
+    fresh.sh(f"rm -r {UNIT_FILE}.d && systemctl daemon-reload")
 
 
-def test_fresh_node_ends_with_allocatable_gpus(node: Machine) -> None:
-    done = node.gpunode("setup", "--kubernetes")
-    assert done.code == 0, done.out + done.err + node.journal(UNIT)
-    assert node.is_active(UNIT) and node.show(UNIT)["NRestarts"] == "0"
-    becomes(node, "2")
-    status = node.gpunode("plugin", "status")
+def test_fresh_node_ends_with_allocatable_gpus(fresh: Machine) -> None:
+    done = fresh.gpunode("setup", "--kubernetes")
+    assert done.code == 0, done.out + done.err + fresh.journal(UNIT)
+    assert fresh.is_active(UNIT) and fresh.show(UNIT)["NRestarts"] == "0"
+    becomes(fresh, "2")
+    status = fresh.gpunode("plugin", "status")
     assert status.code == 0 and "2 of 2 nvidia.com/gpu healthy" in status.out, status.out + status.err
-    doctor = node.gpunode("doctor")
+    doctor = fresh.gpunode("doctor")
     assert doctor.code == 0, doctor.out
-    again = node.gpunode("setup", "--kubernetes", "-o", "json")
+    again = fresh.gpunode("setup", "--kubernetes", "-o", "json")
     states = {step["name"]: step["state"] for step in again.document["data"]["steps"]}
     assert (states["runtime"], states["plugin"]) == ("right", "right")
 
 
-def test_unhealthy_gpu_is_not_allocatable(node: Machine) -> None:
-    SCENARIO.with_gpu(1, lost=True).write(node.shared / "scenario.txt")
-    becomes(node, "1")
-    SCENARIO.write(node.shared / "scenario.txt")
+def test_unhealthy_gpu_is_not_allocatable(ready: Machine) -> None:
+    SCENARIO.with_gpu(1, lost=True).write(ready.shared / "scenario.txt")
+    try:
+        becomes(ready, "1")
+    finally:
+        SCENARIO.write(ready.shared / "scenario.txt")
 
 
-def test_gpus_stay_allocatable_after_restarts_and_a_reboot(node: Machine) -> None:
-    node.sh(f"systemctl restart {UNIT}")
-    becomes(node, "2")
-    node.sh(f"systemctl restart kubelet && systemctl kill --signal=KILL {UNIT}")
-    becomes(node, "2")
-    node.reboot()
-    becomes(node, "2")
-    assert node.show(UNIT)["NRestarts"] == "0", node.journal(UNIT)
-    assert node.sh("systemctl --failed --plain --no-legend") == ""
+def test_gpus_stay_allocatable_after_restarts_and_a_reboot(ready: Machine) -> None:
+    ready.sh(f"systemctl restart {UNIT}")
+    becomes(ready, "2")
+    ready.sh(f"systemctl restart kubelet && systemctl kill --signal=KILL {UNIT}")
+    becomes(ready, "2")
+    ready.reboot()
+    becomes(ready, "2")
+    assert ready.show(UNIT)["NRestarts"] == "0", ready.journal(UNIT)
+    assert ready.sh("systemctl --failed --plain --no-legend") == ""
 
 
-def test_rollback_stops_and_removes_the_unit(node: Machine) -> None:
-    done = node.gpunode("rollback")
+def test_rollback_stops_and_removes_the_unit(ready: Machine) -> None:
+    done = ready.gpunode("rollback")
     assert done.code == 0, done.err
-    assert node.show(UNIT)["LoadState"] == "not-found"
-    becomes(node, "0")
+    assert ready.show(UNIT)["LoadState"] == "not-found"
+    becomes(ready, "0")
