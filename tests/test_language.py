@@ -96,5 +96,7 @@ def test_local_names_include_loops_and_parameters_and_no_fields() -> None:
 
 
 def test_check_reasons_and_messages_count_as_strings_and_other_docstrings_do_not() -> None:
-    tree = ast.parse('@engine_check("a")\ndef a():\n    """Why."""\n    fail("told")\n\ndef b():\n    """whose"""\n')
+    tree = ast.parse(
+        '@engine_check("a")\ndef a():\n    """Why."""\n    fail("told")\n\ndef b():\n    """whose"""\n'
+    )
     assert sorted(text for _, text in strings(tree)) == ["Why.", "a", "told"]
