@@ -213,7 +213,7 @@ class Note:
                 self._write(place, "", ())
 
     def _write(self, place: int, function: str, gpus: Sequence[int]) -> None:
-        record = f'[{self._count}, "{function}", {list(gpus)}]'  # JSON, in a tenth of json.dumps' time
+        record = json.dumps([self._count, function, list(gpus)])
         os.pwrite(self._file, record.encode().ljust(_RECORD_BYTES), place)
 
 
