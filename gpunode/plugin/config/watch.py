@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 from gpunode.errors import GpunodeError
@@ -148,11 +149,14 @@ class ConfigWatch:
 
 def _without_restart(desired: Settings, before: Settings) -> tuple[Settings, list[str]]:
     """The settings that can change now, and the flags of those that can't."""
-    known = {field.name for field in fields(Settings)}
-    fixed = [option for option in OPTIONS if not option.live and option.field in known]
-    changed = [option for option in fixed if getattr(desired, option.field) != getattr(before, option.field)]
-    old_values = {option.field: getattr(before, option.field) for option in changed}
-    return replace(desired, **old_values), [option.flags[0] for option in changed]
+    fixed = [(option.flags[0], option.path, attrgetter(option.path)) for option in OPTIONS if not option.live]
+    changed = [(flag, path, read(before)) for flag, path, read in fixed if read(desired) != read(before)]
+    for _, path, value in changed:
+        section, _, name = path.rpartition(".")
+        if section:
+            name, value = section, getattr(desired, section)._replace(**{name: value})
+        desired = replace(desired, **{name: value})
+    return desired, [flag for flag, _, _ in changed]
 
 
 def _changed(before: Settings, now: Settings) -> list[str]:

@@ -170,13 +170,15 @@ def test_settings_impossible_on_this_node_keep_the_last_valid_ones(watched: Watc
 
 
 def test_options_that_need_a_restart_are_named_and_the_rest_applied(watched: Watched, file: Path) -> None:
-    file.write_text("flags: {migStrategy: mixed, gpunode: {listen: ':9400', registration: watcher}}\n")
+    changes = "{listen: ':9400', registration: watcher, labels: [file]}"
+    file.write_text(f"flags: {{migStrategy: mixed, gpunode: {changes}}}\n")
     watched.tick(1)
     assert (watched.owner.settings.mig_strategy, watched.owner.settings.listen) == ("mixed", "")
+    assert watched.owner.settings.labels.to == ()
     assert watched.log.lines[-1] == (
         "warning",
         "these changes need a restart",
-        {"options": "--registration, --listen"},
+        {"options": "--registration, --listen, --labels"},
     )
 
 
