@@ -23,7 +23,7 @@ ORDER = (
 APART = {frozenset(pair) for pair in (("checks", "runtime"), ("checks", "plugin"), ("runtime", "plugin"))}
 """Packages that don't import each other."""
 ONLY_HERE = {
-    "subprocess": {"host.process", "gpu.vectoradd"},  # the second runs in containers, without the host
+    "subprocess": {"host.process"},
     "socket": {"host.sockets"},
     "shutil": {"host"},
     "pynvml": {"gpu.nvml"},
