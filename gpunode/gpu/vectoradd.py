@@ -1,9 +1,8 @@
 """Vector-add on every device that CUDA sees: ``python -m gpunode.gpu.vectoradd``, standard library only.
 
 Prints one JSON document, ``{"devices": [DeviceResult...], "error": null | {"code": 802, "message": "..."}}``,
-and exits with 1 unless every device passed. Each device has a child with a time limit, which sets
-CUDA_VISIBLE_DEVICES before CUDA starts, because a process can use only one MIG device. A child is this
-program with a JSON object as its argument (`gpu.child`).
+and exits with 1 unless every device passed. Each device has a forked child with a time limit, which sets
+CUDA_VISIBLE_DEVICES before CUDA starts, because a process can use only one MIG device.
 """
 
 from __future__ import annotations
@@ -15,18 +14,15 @@ import json
 import math
 import operator
 import os
-import signal
-import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from gpunode.gpu.child import Parent, module_argv, signal_name
+from gpunode.gpu.child import AT_ONCE, JobResult, run_each, signal_name
 from gpunode.gpu.cuda import Cuda, CudaError
 from gpunode.gpu.model import Inventory
 
@@ -164,12 +160,12 @@ class Target:
     name: str = ""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code is 0 if there is a device and every one passed."""
     parser = argparse.ArgumentParser(prog="vectoradd", description="CUDA vector-add on every device")
     parser.add_argument("--uuid", action="append", default=[], help="this GPU or MIG device (repeatable)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each device")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     error = None
     try:
         targets = [Target(i, uuid, uuid) for i, uuid in enumerate(options.uuid)]
@@ -182,16 +178,9 @@ def main() -> int:
     return 0 if results and all(result.status == "ok" for result in results) else 1
 
 
-def child() -> None:
-    """Test the device that the options name, or list the devices if they name none."""
-    parent = Parent()
-    parent.send(**(_try_one(Target(**parent.options)) if parent.options else _enumerate()))
-    os._exit(0)  # libcuda's own exit handlers may hang on a faulty GPU
-
-
 def find_targets(timeout: float) -> list[Target]:
     """The devices that CUDA itself reports, in a child. `CudaError` if it can't be initialised in time."""
-    [outcome] = run_each([_child_argv({})], timeout)
+    [outcome] = run_each([_enumerate], timeout)
     answer = _answer(outcome)
     if answer is None:
         raise CudaError(None, f"counting the GPUs through CUDA {_ending(outcome, timeout)}")
@@ -200,11 +189,7 @@ def find_targets(timeout: float) -> list[Target]:
     return [Target(**target) for target in answer["targets"]]
 
 
-def _child_argv(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return module_argv(MODULE, json.dumps(options))
-
-
-def _enumerate() -> dict[str, Any]:
+def _enumerate() -> bytes:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     selectors = [entry.strip() for entry in visible.split(",")] if visible else []
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -216,64 +201,24 @@ def _enumerate() -> dict[str, Any]:
             selector = uuid or (selectors[index] if index < len(selectors) else str(index))
             targets.append(dataclasses.asdict(Target(index, selector, uuid, cuda.name(index))))
     except CudaError as error:
-        return {"error": error.message, "code": error.code}
-    return {"targets": targets}
+        return json.dumps({"error": error.message, "code": error.code}).encode()
+    return json.dumps({"targets": targets}).encode()
 
 
 def try_all(targets: Sequence[Target], timeout: float) -> list[DeviceResult]:
     """Vector-add on every target, each in its own child."""
-    outcomes = run_each([_child_argv(dataclasses.asdict(target)) for target in targets], timeout)
+    if targets:
+        inputs()  # a quarter of a second of the CPU including the sums: once here, not in each child
+        expected()
+
+    def job(target: Target) -> bytes:
+        return json.dumps(dataclasses.asdict(_try_one(target))).encode()
+
+    outcomes = run_each([lambda target=target: job(target) for target in targets], timeout)  # type: ignore[misc]
     return [_result(target, outcome, timeout) for target, outcome in zip(targets, outcomes, strict=True)]
 
 
-# Children that run at the same time, each with a time limit: a GPU that hangs or crashes does not stop the
-# others. Not a process pool, because a pool waits for a child that cannot be killed.
-
-AT_ONCE = 16
-_GRACE_SECONDS = 1.0
-_READ_SECONDS = 0.1  # for the output of one that ended while another one was waited for
-
-
-class ChildResult(NamedTuple):
-    """How a child ended: its output, its exit code (negative for a signal), whether it timed out."""
-
-    output: bytes
-    code: int
-    timed_out: bool = False
-
-
-def run_each(commands: Sequence[Sequence[str]], timeout: float) -> list[ChildResult]:
-    """Run every command, `AT_ONCE` at a time, each for at most `timeout` seconds; in their order."""
-    outcomes: list[ChildResult] = []
-    for first in range(0, len(commands), AT_ONCE):
-        deadline = time.monotonic() + timeout
-        children: list[subprocess.Popen[bytes]] = []
-        try:
-            for command in commands[first : first + AT_ONCE]:
-                running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-                children.append(running)
-            outcomes += [_child_result(running, deadline) for running in children]
-        finally:
-            for running in children:
-                running.kill()  # does nothing for those that have ended
-                assert running.stdout is not None
-                running.stdout.close()
-    return outcomes
-
-
-def _child_result(running: subprocess.Popen[bytes], deadline: float) -> ChildResult:
-    """Wait for a child, and kill it at the deadline; one that is stuck in the kernel is abandoned."""
-    try:
-        output, _ = running.communicate(timeout=max(_READ_SECONDS, deadline - time.monotonic()))
-        return ChildResult(output, running.returncode)
-    except subprocess.TimeoutExpired as error:
-        running.kill()
-        with suppress(subprocess.TimeoutExpired):
-            running.wait(_GRACE_SECONDS)
-        return ChildResult(error.output or b"", -signal.SIGKILL, True)
-
-
-def _result(target: Target, outcome: ChildResult, timeout: float) -> DeviceResult:
+def _result(target: Target, outcome: JobResult, timeout: float) -> DeviceResult:
     answer = _answer(outcome)
     if answer is not None:
         return DeviceResult(**answer)
@@ -282,7 +227,7 @@ def _result(target: Target, outcome: ChildResult, timeout: float) -> DeviceResul
     return DeviceResult(target.index, target.uuid, target.name, status=status, message=message)
 
 
-def _answer(outcome: ChildResult) -> dict[str, Any] | None:
+def _answer(outcome: JobResult) -> dict[str, Any] | None:
     """The child's result, if it wrote one; how it exited afterwards is irrelevant."""
     try:
         answer = json.loads(outcome.output)
@@ -291,7 +236,7 @@ def _answer(outcome: ChildResult) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _ending(outcome: ChildResult, timeout: float) -> str:
+def _ending(outcome: JobResult, timeout: float) -> str:
     if outcome.timed_out:
         return f"did not end within {timeout:g} s: the GPU or its driver hangs"
     if outcome.code < 0:
@@ -299,7 +244,7 @@ def _ending(outcome: ChildResult, timeout: float) -> str:
     return f"ended with code {outcome.code} and no result"
 
 
-def _try_one(target: Target) -> dict[str, Any]:
+def _try_one(target: Target) -> DeviceResult:
     _prepare(target.selector)
     name = target.name
     try:
@@ -312,10 +257,9 @@ def _try_one(target: Target) -> dict[str, Any]:
             raise CudaError(None, message)
         with cuda.context(0):
             sums, milliseconds = _add(cuda)
-        result = judge(target.index, target.uuid, name, sums, expected(), milliseconds)
     except CudaError as error:
-        result = DeviceResult(target.index, target.uuid, name, status="fail", message=error.message)
-    return dataclasses.asdict(result)
+        return DeviceResult(target.index, target.uuid, name, status="fail", message=error.message)
+    return judge(target.index, target.uuid, name, sums, expected(), milliseconds)
 
 
 def _prepare(selector: str) -> None:
@@ -485,6 +429,4 @@ def vector_add(devices: Iterable[tuple[int, str, str]]) -> Iterator[DeviceResult
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and sys.argv[1].startswith("{"):
-        child()
     sys.exit(main())

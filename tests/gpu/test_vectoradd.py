@@ -27,12 +27,15 @@ def alone(tmp_path):
         target = root / "gpunode" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / name, target)
+    start = (
+        f"import sys, runpy; sys.path.insert(0, {str(root)!r}); sys.argv[1:1] = [];"
+        f" runpy.run_module({vectoradd.MODULE!r}, run_name='__main__', alter_sys=True)"
+    )
 
     def run(env, *extra):
         done = subprocess.run(
-            [sys.executable, "-S", "-m", vectoradd.MODULE, *extra],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root), **env},
+            [sys.executable, "-I", "-S", "-c", start, *extra],
+            env={**os.environ, **env},
             capture_output=True,
             text=True,
             timeout=60,
