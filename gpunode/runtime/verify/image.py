@@ -134,10 +134,9 @@ program = importlib.import_module(sys.argv[2])
 for name in sys.argv[3:]:
     importlib.import_module(name)
 for argument in ("--help", "--no-such-option"):
-    sys.argv[1:] = [argument]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         with contextlib.suppress(SystemExit):
-            program.main()
+            program.main([argument])
 try:
     raise ValueError
 except ValueError:
