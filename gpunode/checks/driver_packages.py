@@ -1,4 +1,6 @@
-"""Fixes that depend on how this node gets its driver: repositories, DKMS, prebuilt modules, keys."""
+"""How this node gets its driver: checks of its packages, and the fixes that depend on it (repositories, DKMS,
+prebuilt modules, keys).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ from gpunode.gpu.library_paths import CUDA
 if TYPE_CHECKING:
     from gpunode.packages.driver_choice import Choice
 
-# Fixes for the driver that no other layer needs.
+# Fixes for the driver.
 
 _GUIDE = f"follow {DRIVER_GUIDE}"
 
@@ -265,7 +267,7 @@ def build_module(node: Node, release: str, *, load: bool = True) -> Fix:
 
 
 def _without_dkms(node: Node, release: str) -> Fix | None:
-    """Get the module from akmods or packages; None if DKMS builds it or if unknown."""
+    """Get the module from akmods or packages; None if DKMS builds it, except on SUSE, or if unknown."""
     if node.host.stat("/usr/sbin/akmods"):
         return Fix(f"dnf install {kernel_devel(release)} && akmods --force --kernels {release}")
     if node.distribution.family == "suse":
