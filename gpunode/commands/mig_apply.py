@@ -60,7 +60,7 @@ class CdiUpdate(NamedTuple):
 
 
 def settle(host: Host, progress: Progress) -> CdiUpdate:
-    """PresentDevice files for new instances, and a new CDI specification if this node has one.
+    """Device files for new instances, and a new CDI specification if this node has one.
 
     Never raises for a failure of these, because the layout was applied.
     """

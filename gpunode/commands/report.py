@@ -85,6 +85,7 @@ def report(
     gpunode doctor --root gpunode-report-node7-20260812-031500.tar.gz
     """
     host, progress, words = session.host, session.progress, redact or ()
+    doctor.check_recording(host)
     refuse_unknown("--redact", words, (*KINDS, "all"))
     _refuse_unwritable(host, output_file)
     hidden = KINDS if "all" in words else tuple(kind for kind in KINDS if kind in words)
@@ -98,11 +99,9 @@ def report(
     about = {"format": FORMAT, "gpunode": __version__, "at": round(now, 3), "redacted": ["secrets", *hidden]}
     about["leftOut"], about["noLog"] = left_out, silent
     beside = described(links_of(recorder.kept, redaction), about, envelope)
-    beside["report.html"] = page(envelope).encode("utf-8", "backslashreplace")
-    beside |= {
-        f"logs/{unit}.log": redaction.text(text).encode("utf-8", "backslashreplace")
-        for unit, text in logs.items()
-    }
+    texts = {"report.html": page(envelope)}
+    texts |= {f"logs/{unit}.log": redaction.text(text) for unit, text in logs.items()}
+    beside |= {file: text.encode("utf-8", "backslashreplace") for file, text in texts.items()}
     archive = packed(name, inside, recorder.kept, beside, now)
     # nothing of an existing file is kept: neither a symlink in its place nor a mode that lets others read it
     Host(Path("/")).write_atomic(path, archive, mode=0o600, keep=False)
@@ -122,7 +121,6 @@ def _record(
     host: Host, progress: Progress
 ) -> tuple[RecordingHost, Result, Mapping[str, str], Mapping[str, str]]:
     """What the doctor reads, its report, the logs by unit, and the reasons for units without one."""
-    doctor.check_recording(host)
     recorder = RecordingHost(host.root, host.environ, host.trace)
     with progress.step("running the doctor"):
         diagnosis = doctor.run(recorder, progress)

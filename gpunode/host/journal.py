@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, UsageError
@@ -136,7 +137,7 @@ class Entry(NamedTuple):
     undoes: tuple[str, ...] = ()  # the ids of the entries that a reset has undone with this one
     units: tuple[str, ...] = ()  # the systemd units among its files
     # what ``systemctl is-enabled`` and ``is-active`` reported before the change, by unit
-    units_before: Mapping[str, tuple[str, str]] = {}
+    units_before: Mapping[str, tuple[str, str]] = MappingProxyType({})
     files: tuple[JournalledFile, ...] = ()
     active_before: ActiveBefore | None = None
     # not checked: an entry in which one of these has another type can be undone all the same
