@@ -41,6 +41,7 @@ GROUPS = {
         "reset": ("reset:reset_app", "Undo everything that gpunode changed on this node."),
     },
     "Kubernetes": {
+        # its other commands are in plugin.py, which plugin_status.py imports
         "plugin": ("plugin_status:plugin_app", "Run and inspect the Kubernetes device plugin."),
         "labels": ("labels:labels_app", "Print or publish node labels that describe the GPUs."),
         "node": ("node:node_app", "Change this machine's Node object."),

@@ -69,9 +69,7 @@ def unconfigure(
         }
         # one journal entry has the files that all share
         shared = functools.cache(
-            lambda: _shared(
-                journal, engines, [plan_rollback() for plan_rollback in rollbacks.values()], cdi, cdi_paths()
-            )
+            lambda: _shared(journal, engines, [plan() for plan in rollbacks.values()], cdi, cdi_paths())
         )
         return tuple(
             _removal(
@@ -133,16 +131,16 @@ def _removal(
     names: tuple[str, ...],
     cdi: bool,
     cdi_paths: Callable[[], tuple[str, ...]],
-    plan_rollback: Callable[[], RollbackPlan],
+    rollback_of_engine: Callable[[], RollbackPlan],
     shared: Callable[[], SharedChange],
 ) -> Intent:
     def plan(active: Active | None) -> Plan:
-        own, beside = _own(engine, journal, names, cdi, cdi_paths, plan_rollback(), active), shared()
+        own, beside = _own(engine, journal, names, cdi, cdi_paths, rollback_of_engine(), active), shared()
         full = own.with_beside(beside.edits, refresh.UNITS if beside.edits else ())
         return full._replace(notes=(*full.notes, *beside.notes))
 
     def done() -> None:
-        for entry in plan_rollback().entries:
+        for entry in rollback_of_engine().entries:
             journal.remove_created_directories(entry)
 
     return Intent(REMOVAL, names, plan, lambda active: active.lacks(names), done=done)

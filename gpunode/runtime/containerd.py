@@ -19,7 +19,7 @@ from gpunode.host.process import Completed
 from gpunode.output.typed import as_dict, as_text
 from gpunode.runtime import toml_edit
 from gpunode.runtime.containerd_files import (
-    DROP_IN_NAME,
+    DROP_IN_PATH,
     NVIDIA_DROP_INS,
     ContainerdState,
     Copies,
@@ -174,7 +174,7 @@ class ContainerdEngine(Engine):
         path = self.daemon.config_path
         config = load_config(self.host, path, self.daemon.version, without)
         # the drop-in that `file_to_edit` may choose; with --replace see `_replacement`
-        drop_in = self.drop_in or f"{path.rpartition('/')[0]}/{DROP_IN_NAME}"
+        drop_in = self.drop_in or f"{path.rpartition('/')[0]}/{DROP_IN_PATH}"
         texts = {name: self._text(name) for name in dict.fromkeys((path, *config.files, drop_in))}
         return ContainerdState(
             config=config,

@@ -14,9 +14,9 @@ from gpunode.output.result import some_of
 from gpunode.output.typed import as_strings
 from gpunode.runtime import toml_edit
 
-DROP_IN_NAME = "conf.d/99-nvidia.toml"
+DROP_IN_PATH = "conf.d/99-nvidia.toml"
 # where NVIDIA's tools have put their drop-in over the years, relative to the main file's directory
-NVIDIA_DROP_INS = (DROP_IN_NAME, "config.d/99-nvidia.toml")
+NVIDIA_DROP_INS = (DROP_IN_PATH, "config.d/99-nvidia.toml")
 
 
 Texts = Mapping[str, str | None]
