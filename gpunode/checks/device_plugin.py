@@ -25,10 +25,11 @@ from gpunode.facts.device_plugins import (
 )
 from gpunode.facts.engines import containerd_role
 from gpunode.facts.gpu_use import dra_directory
-from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off, last_load, xid
+from gpunode.facts.kernel_log import SOURCE, last_load
 from gpunode.facts.kubelet import DEVICE_PLUGINS, root_directory
 from gpunode.facts.node import Node
 from gpunode.facts.toolkit import BY_ENVVAR, BY_MOUNTS, runtime_mode
+from gpunode.facts.xids import XidLine, fallen_off, xid
 
 PATIENCE = 1200.0  # a driver container that compiles its module takes up to 20 minutes
 _YOUNG_SECONDS = 90.0  # plugins register within seconds of the kubelet's start

@@ -23,8 +23,9 @@ from gpunode.checks.model import (
 )
 from gpunode.errors import GpunodeError
 from gpunode.facts.cuda import HIDING, settings
-from gpunode.facts.kernel_log import SOURCE, XidLine, fallen_off
+from gpunode.facts.kernel_log import SOURCE
 from gpunode.facts.node import Node
+from gpunode.facts.xids import XidLine, fallen_off
 from gpunode.gpu.model import GPU_IS_LOST, Gpu
 from gpunode.gpu.nvml import NO_PERMISSION, RESET_REQUIRED
 from gpunode.gpu.nvml_health import Condition

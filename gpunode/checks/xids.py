@@ -8,16 +8,17 @@ from gpunode.checks.health import reset_gpus
 from gpunode.checks.model import Verdict, ago, check, fail, note, ok, seen, skip, warn
 from gpunode.checks.pcie import pcie_aer_errors
 from gpunode.errors import GpunodeError
-from gpunode.facts import kernel_log
-from gpunode.facts.kernel_log import SOURCE, XidLine, last_load
+from gpunode.facts import xids
+from gpunode.facts.kernel_log import SOURCE, last_load
 from gpunode.facts.node import Node
 from gpunode.facts.processes import uptime
+from gpunode.facts.xids import XidLine
 from gpunode.output.result import many
 
 _RECENT_SECONDS = 24 * 3600
 _SHOWN = 8
 _OFF_THE_BUS = 79
-_RECOVERS_ALONE = (kernel_log.APPLICATION, kernel_log.IGNORE, kernel_log.RESTART_APP)
+_RECOVERS_ALONE = (xids.APPLICATION, xids.IGNORE, xids.RESTART_APP)
 
 
 @check(
@@ -97,21 +98,16 @@ def _watch(address: str) -> Fix:
 def _grave_and_programs(lines: tuple[XidLine, ...]) -> tuple[tuple[XidLine, ...], tuple[XidLine, ...]]:
     """XIDs of the GPU, and those of programs: of each GPU and number the last one."""
     last = {(line.address, line.number): line for line in lines}
-    known = {line: kernel_log.xid(line.number) for line in last.values()}
+    known = {line: xids.xid(line.number) for line in last.values()}
     grave = tuple(line for line, code in known.items() if code.counts and code.kind not in _RECOVERS_ALONE)
-    programs = tuple(
-        line for line, code in known.items() if line not in grave and code.kind != kernel_log.IGNORE
-    )
+    programs = tuple(line for line, code in known.items() if line not in grave and code.kind != xids.IGNORE)
     return grave, programs
 
 
 def _needs_recovery(node: Node, line: XidLine) -> bool:
     """Whether the GPU still needs the XID's recovery action, as far as known: a driver that reports its
     recovery action (570 on) knows better, and a GPU that answers is back on the bus."""
-    if (
-        kernel_log.xid(line.number).kind not in (kernel_log.RESET, kernel_log.REBOOT)
-        or line.number == _OFF_THE_BUS
-    ):
+    if xids.xid(line.number).kind not in (xids.RESET, xids.REBOOT) or line.number == _OFF_THE_BUS:
         return False
     gpu = next((condition for condition in node.conditions if condition.pci == line.address), None)
     return gpu is not None and not gpu.error and gpu.reading.recovery_action is None
@@ -129,7 +125,7 @@ def _kinds_text(lines: tuple[XidLine, ...]) -> str:
     numbers = sorted({line.number for line in lines})
     gpus = {line.address for line in lines}
     where = many(len(gpus), "GPU") if len(gpus) > 1 else f"GPU {lines[0].address}"
-    words = kernel_log.xid(numbers[0]).text if len(numbers) == 1 else f"XIDs {', '.join(map(str, numbers))}"
+    words = xids.xid(numbers[0]).text if len(numbers) == 1 else f"XIDs {', '.join(map(str, numbers))}"
     return f"{words} ({where})"
 
 
@@ -141,7 +137,7 @@ def _line_evidence(lines: tuple[XidLine, ...], now: float) -> tuple[Evidence, ..
 
 
 def _fix(node: Node, lines: tuple[XidLine, ...]) -> Fix:
-    if any(kernel_log.xid(line.number).kind == kernel_log.REBOOT for line in lines):
+    if any(xids.xid(line.number).kind == xids.REBOOT for line in lines):
         return fixes.REBOOT
     addresses = {line.address for line in lines}
     return reset_gpus(node, tuple(gpu for gpu in node.conditions if gpu.pci in addresses))

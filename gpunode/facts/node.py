@@ -63,7 +63,7 @@ from gpunode.facts.docker import (
 from gpunode.facts.driver_targets import RUN_INSTALLER, UnsupportedGpu, unsupported_gpus
 from gpunode.facts.fabric import LogFinding, NvSwitch, read_log, read_switches
 from gpunode.facts.images import Search, find_image
-from gpunode.facts.kernel_log import KernelLine, XidLine, failed_gpus, read_kernel_log, xid_lines
+from gpunode.facts.kernel_log import KernelLine, failed_gpus, read_kernel_log
 from gpunode.facts.kernels import Kernel, has_module_file, installed_kernels, newer_kernels, version_key
 from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.facts.libraries import CachedLibrary
@@ -77,6 +77,7 @@ from gpunode.facts.systemd import read_unit
 from gpunode.facts.toolkit import ToolkitSettings, read_settings
 from gpunode.facts.topic import topic
 from gpunode.facts.workloads import Container, DeviceRule, containers, device_rules
+from gpunode.facts.xids import XidLine, xid_lines
 from gpunode.gpu.library_paths import DRIVER_ROOT
 from gpunode.gpu.nvml_health import Condition
 from gpunode.gpu.probe import NvmlProbe, probe

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.kernel_log import BY_DRIVER, HARDWARE, xid
+from gpunode.facts.xids import BY_DRIVER, HARDWARE, xid
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, Reading
 from gpunode.gpu.nvml import GpuEvent

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.facts.kernel_log import catalogue, xid
+from gpunode.facts.xids import catalogue, xid
 from gpunode.plugin.config.settings import ALL_XIDS, HealthSettings
 from gpunode.plugin.health import counts, readings_count
 

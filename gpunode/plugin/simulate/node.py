@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 
 from gpunode.errors import UsageError
-from gpunode.facts.kernel_log import HARDWARE, REBOOT, RESET, xid
+from gpunode.facts.xids import HARDWARE, REBOOT, RESET, xid
 from gpunode.gpu.model import GPU_IS_LOST, Gpu, Inventory, MigDevice, MigSize, Pair, Reading, Topology
 from gpunode.gpu.nvml import GpuEvent
 from gpunode.host import Host

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gpunode.facts.kernel_log import KernelLine, address_of, fallen_off, xid_lines
+from gpunode.facts.kernel_log import KernelLine
+from gpunode.facts.xids import address_of, fallen_off, xid_lines
 
 LINES = (
     "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
