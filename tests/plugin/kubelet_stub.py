@@ -427,7 +427,7 @@ class PluginWatcher:
                 notify = server.method(channel, PLUGIN_REGISTRATION, "NotifyRegistrationStatus")
                 notify(
                     pluginregistration_pb2.RegistrationStatus(plugin_registered=not problem, error=problem),
-                    timeout=30.0,
+                    timeout=5.0,
                 )
             except (grpc.FutureTimeoutError, grpc.RpcError):
                 return False
@@ -708,7 +708,7 @@ class KubeletStub:
         if endpoint.prefers and count < len(free):
             device_ids = topped_up(self._query_preferred(endpoint, free, count), free, count)
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
-        response = endpoint.call("Allocate")(request, timeout=30.0)
+        response = endpoint.call("Allocate")(request, timeout=5.0)
         if not response.container_responses:
             raise AdmissionError(f"no containers return in allocation response for {resource}")
         answer = response.container_responses[0].SerializeToString()  # the kubelet reads no other one
@@ -723,7 +723,7 @@ class KubeletStub:
             available_deviceIDs=sorted(free), allocation_size=count
         )
         request = pb.PreferredAllocationRequest(container_requests=[preferred])
-        response = endpoint.call("GetPreferredAllocation")(request, timeout=30.0)
+        response = endpoint.call("GetPreferredAllocation")(request, timeout=5.0)
         return list(response.container_responses[0].deviceIDs)
 
     # --- the protocol -----------------------------------------------------------------------------------
