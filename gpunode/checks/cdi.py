@@ -109,11 +109,9 @@ _COMMANDS = ("cdi generate", "cdi refresh", "cdi-refresh")
 @next_boot_check(
     "cdi-lost-at-reboot",
     title="CDI specifications survive a reboot",
-    looks_at=(
-        "specifications for GPUs in /var/run/cdi, where an engine reads them, and what writes them at "
-        "boot: NVIDIA's or gpunode's unit, the GPU operator, or a unit, crontab or udev rule of this "
-        "node."
-    ),
+    looks_at="specifications for GPUs in /var/run/cdi, where an engine reads them, and what writes them at "
+    "boot: NVIDIA's or gpunode's unit, the GPU operator, or a unit, crontab or udev rule of this "
+    "node.",
     fix=Fix("gpunode cdi refresh --install"),
     blocked_by=("module-not-loaded", "cdi-spec-stale"),
     unless=("operator-driver", "immutable"),
@@ -198,9 +196,8 @@ def _of_gpus(node: Node) -> list[SpecFile]:
 @check(
     "cdi-uvm-absent-in-spec",
     title="CDI specifications include /dev/nvidia-uvm",
-    looks_at=(
-        f"specifications of kind nvidia.com/gpu that list GPU device files: whether they include {_UVM}."
-    ),
+    looks_at="specifications of kind nvidia.com/gpu that list GPU device files: whether they include "
+    f"{_UVM}.",
     fix=fixes.REFRESH_CDI,
     blocked_by=("module-not-loaded", "uvm-not-loaded", "dev-nodes-missing", "cdi-spec-stale"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/1967",),
@@ -279,10 +276,8 @@ def cdi_duplicate(node: Node) -> Verdict:
 @check(
     "cdi-unsupported-version",
     title="Engines can read the version of the CDI specifications",
-    looks_at=(
-        "cdiVersion of the specifications, and the highest version that each engine with CDI enabled "
-        "can read, by its release."
-    ),
+    looks_at="cdiVersion of the specifications, and the highest version that each engine with CDI enabled "
+    "can read, by its release.",
     fix=fixes.REFRESH_CDI,
     blocked_by=("pci-no-gpu", "cdi-spec-stale"),
     table="cdi_versions",
@@ -354,12 +349,10 @@ _SHOWN = 6
 @check(
     "cdi-spec-stale",
     title="CDI specifications match this machine",
-    looks_at=(
-        "every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other one "
-        "overrides: mounted files, device files and their numbers, hooks, the driver version in "
-        "library names, and the GPUs that the devices are named after. If no engine uses "
-        "specifications, a mismatch is a warning."
-    ),
+    looks_at="every specification of kind nvidia.com/... in /etc/cdi and /var/run/cdi that no other one "
+    "overrides: mounted files, device files and their numbers, hooks, the driver version in "
+    "library names, and the GPUs that the devices are named after. If no engine uses "
+    "specifications, a mismatch is a warning.",
     fix=fixes.REFRESH_CDI,
     blocked_by=(
         "module-not-loaded",
@@ -408,10 +401,8 @@ _OURS = "gpunode-cdi-refresh.path"
 @check(
     "cdi-spec-missing",
     title="A CDI specification exists where one is needed",
-    looks_at=(
-        f"{_DIRECTORIES}, if the toolkit's mode is cdi, or if podman is the only engine and has "
-        "neither NVIDIA's hook nor its runtime."
-    ),
+    looks_at=f"{_DIRECTORIES}, if the toolkit's mode is cdi, or if podman is the only engine and has "
+    "neither NVIDIA's hook nor its runtime.",
     fix=fixes.REFRESH_CDI,
     blocked_by=(
         "module-not-loaded",

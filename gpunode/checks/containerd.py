@@ -412,10 +412,8 @@ _ENOUGH_BYTES = 1 << 30  # NCCL's buffers for one adapter; systemd's limit is 8 
     "containerd-nri",
     title="containerd's NRI is available for the toolkit's plugin",
     severity="warning",
-    looks_at=(
-        "the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's "
-        "release and the disable setting of its NRI plugin."
-    ),
+    looks_at="the toolkit's container (nvidia-ctk-installer) with ENABLE_NRI_PLUGIN, against containerd's "
+    "release and the disable setting of its NRI plugin.",
     fix=fixes.RESTART_CONTAINERD.after("${EDITOR:-vi} /etc/containerd/config.toml"),
     blocked_by=("pci-no-gpu", "containerd-config-version", "containerd-not-restarted"),
     refs=("https://github.com/containerd/containerd/blob/main/docs/NRI.md",),
@@ -500,10 +498,8 @@ def containerd_deprecations(node: Node, daemon: Daemon) -> Verdict:
     "containerd-memlock",
     title="Containers can lock memory for RDMA",
     severity="info",
-    looks_at=(
-        "the limit of locked memory of the running containerd (/proc/PID/limits), which containers "
-        "inherit, on nodes with RDMA adapters."
-    ),
+    looks_at="the limit of locked memory of the running containerd (/proc/PID/limits), which containers "
+    "inherit, on nodes with RDMA adapters.",
     fix=Fix("systemctl edit containerd"),
     blocked_by=("pci-no-gpu", "containerd-not-restarted"),
     refs=("https://github.com/NVIDIA/nccl-tests/issues/206",),

@@ -92,10 +92,8 @@ def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
 @cluster_check(
     "crio-runtime-missing",
     title="CRI-O has the nvidia handler",
-    looks_at=(
-        f"the handlers of the running daemon (/config), its configuration files, and {_UNREAD}, which "
-        "it never reads. No handler is needed if containers get GPUs through CDI, a hook or NRI."
-    ),
+    looks_at=f"the handlers of the running daemon (/config), its configuration files, and {_UNREAD}, which "
+    "it never reads. No handler is needed if containers get GPUs through CDI, a hook or NRI.",
     fix=CONFIGURE,
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
     refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
@@ -122,10 +120,8 @@ def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
 @cluster_check(
     "crio-not-running",
     title="CRI-O is running",
-    looks_at=(
-        "CRI-O's socket and whether the daemon answers within 3 seconds. If it isn't running: whether "
-        "its configuration files are valid and the monitor (conmon) that they name exists."
-    ),
+    looks_at="CRI-O's socket and whether the daemon answers within 3 seconds. If it isn't running: whether "
+    "its configuration files are valid and the monitor (conmon) that they name exists.",
     fix=RESTART,
     preflight=("crio", "kubernetes"),
     refs=("https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md",),
@@ -275,10 +271,8 @@ def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
 @cluster_check(
     "crio-cgroup-manager",
     title="CRI-O and the kubelet use one cgroup driver",
-    looks_at=(
-        "cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the "
-        "kubelet gets it from CRI-O (1.31 and later with CRI-O 1.28)."
-    ),
+    looks_at="cgroup_manager of the running CRI-O (/config) and the kubelet's cgroupDriver, unless the "
+    "kubelet gets it from CRI-O (1.31 and later with CRI-O 1.28).",
     fix=EDIT,
     blocked_by=("pci-no-gpu", "crio-not-running", "crio-runtime-missing"),
     refs=("https://kubernetes.io/docs/setup/production-environment/container-runtimes/#cgroup-drivers",),
@@ -324,10 +318,8 @@ _IN_THE_MIDDLE = (".conf.", ".toml.", ".dpkg-")
     "crio-stray-dropin",
     title="CRI-O's configuration directory contains no stray files",
     severity="warning",
-    looks_at=(
-        "every file below CRI-O's drop-in directory: backup copies (*.bak, *.rpmsave, *~), files that "
-        "can't be parsed, and several files that define the nvidia handler differently."
-    ),
+    looks_at="every file below CRI-O's drop-in directory: backup copies (*.bak, *.rpmsave, *~), files that "
+    "can't be parsed, and several files that define the nvidia handler differently.",
     fix=EDIT,
     blocked_by=("pci-no-gpu", "crio-runtime-missing"),
     preflight=("crio",),
@@ -396,10 +388,8 @@ def _twice(files: CrioConfig) -> Verdict | None:
 @check(
     "crio-hooks-mode",
     title="CRI-O doesn't need an OCI hook for GPUs",
-    looks_at=(
-        f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, if "
-        "containers don't get GPUs through CDI."
-    ),
+    looks_at=f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)} and hooks_dir of the running CRI-O, if "
+    "containers don't get GPUs through CDI.",
     fix=CONFIGURE,
     blocked_by=("pci-no-gpu", "toolkit-missing"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/blob/main/CHANGELOG.md",),

@@ -84,10 +84,8 @@ _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the oth
 @cuda_check(
     "image-needs-newer-driver",
     title="The driver meets the image's requirements",
-    looks_at=(
-        "with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, as reported by the engines "
-        "that hold it (none is pulled), against the driver, its CUDA version and the GPUs."
-    ),
+    looks_at="with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, as reported by the engines "
+    "that hold it (none is pulled), against the driver, its CUDA version and the GPUs.",
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
     refs=(
@@ -291,10 +289,8 @@ def ptx_unsupported_toolchain(node: Node) -> Verdict:
 @cuda_check(
     "no-kernel-image",
     title="The requested CUDA release supports these GPUs",
-    looks_at=(
-        "each GPU's compute capability against the CUDA releases that can compile for it. The release "
-        "is --cuda X.Y or CUDA_VERSION of --image REF."
-    ),
+    looks_at="each GPU's compute capability against the CUDA releases that can compile for it. The release "
+    "is --cuda X.Y or CUDA_VERSION of --image REF.",
     fix=other_release("12.9"),
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
     refs=("https://developer.nvidia.com/cuda-gpus",),
@@ -347,9 +343,8 @@ FIND_COMPAT = fixes.look(
 @check(
     "forward-compat-803-804",
     title="No unsuitable forward compatibility library is active",
-    looks_at=(
-        "whether /etc/ld.so.cache resolves libcuda.so.1 to cuda-compat, and the version of that library."
-    ),
+    looks_at="whether /etc/ld.so.cache resolves libcuda.so.1 to cuda-compat, and the version of that "
+    "library.",
     fix=FIND_COMPAT,
     blocked_by=("module-not-loaded", "libcuda-missing"),
     refs=("https://docs.nvidia.com/deploy/cuda-compatibility/",),

@@ -127,10 +127,8 @@ _REFS = ("https://github.com/NVIDIA/k8s-device-plugin#prerequisites",)
 @kubelet_check(
     "plugin-not-registered",
     title="A device plugin has registered the GPUs",
-    looks_at=(
-        "the resources nvidia.com/... that the running kubelet reports (PodResources), else those in "
-        "its checkpoint. No plugin is needed if NVIDIA's DRA driver allocates the GPUs."
-    ),
+    looks_at="the resources nvidia.com/... that the running kubelet reports (PodResources), else those in "
+    "its checkpoint. No plugin is needed if NVIDIA's DRA driver allocates the GPUs.",
     fix=Fix(
         "gpunode setup --kubernetes",
         disruptive="restart",
@@ -227,13 +225,11 @@ _RESTART_POD = RESTART_POD
 @kubelet_check(
     "allocatable-zero",
     title="The kubelet can allocate all GPUs of this node",
-    looks_at=(
-        "how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
-        "its checkpoint) against the GPUs on the bus, and whether the device ids belong to this node's "
-        "GPUs (NVML): an error if it can allocate none, a warning if it can allocate only some. Shares "
-        "and MIG devices may exceed the number of GPUs; a plugin that is configured to register only some "
-        "of the GPUs is fine."
-    ),
+    looks_at="how many devices of nvidia.com/... the running kubelet counts as healthy (PodResources, else "
+    "its checkpoint) against the GPUs on the bus, and whether the device ids belong to this node's "
+    "GPUs (NVML): an error if it can allocate none, a warning if it can allocate only some. Shares "
+    "and MIG devices may exceed the number of GPUs; a plugin that is configured to register only some "
+    "of the GPUs is fine.",
     fix=_RESTART_POD,
     blocked_by=(
         *_BELOW,
@@ -393,10 +389,8 @@ def _age(node: Node, line: str) -> str:
 @kubelet_check(
     "plugin-cannot-see-nvml",
     title="The device plugin can access the GPUs",
-    looks_at=(
-        "the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
-        "of its pod (CRI). A registration that the log shows after the error makes it fine."
-    ),
+    looks_at="the end of the newest log of NVIDIA's device plugin in /var/log/pods, and the runtime handler "
+    "of its pod (CRI). A registration that the log shows after the error makes it fine.",
     fix=_RESTART_POD,
     blocked_by=(*_BELOW, *_MIG),
     refs=_REFS,
@@ -508,11 +502,9 @@ _PLUGIN_SETTINGS_REFS = (
 @kubelet_check(
     "plugin-strategy-mismatch",
     title="The engine supports the device plugin's device list strategy",
-    looks_at=(
-        "the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
-        f"(containerd's release and CRI Status), the kubelet's release, and {BY_ENVVAR} and "
-        f"{BY_MOUNTS} in the toolkit's config.toml."
-    ),
+    looks_at="the running plugin's DEVICE_LIST_STRATEGY (flag, variable or file) against the engine's CDI "
+    f"(containerd's release and CRI Status), the kubelet's release, and {BY_ENVVAR} and "
+    f"{BY_MOUNTS} in the toolkit's config.toml.",
     fix=fixes.configure("containerd", "--cdi"),
     table=tables.TABLE,
     blocked_by=(
@@ -593,10 +585,8 @@ def _kubelet_refuses(node: Node) -> tuple[Evidence, Fix] | None:
     "plugin-device-specs",
     title="The device plugin works with the static CPU manager",
     severity="warning",
-    looks_at=(
-        "policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
-        "nvidia runtime is in legacy mode and containers don't get GPUs through CDI."
-    ),
+    looks_at="policyName in the kubelet's cpu_manager_state and the plugin's PASS_DEVICE_SPECS, if the "
+    "nvidia runtime is in legacy mode and containers don't get GPUs through CDI.",
     fix=replace(set_plugin_variable("PASS_DEVICE_SPECS=true"), needs_root=False),
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     refs=("https://github.com/NVIDIA/k8s-device-plugin#setting-other-helm-chart-values",),
@@ -673,11 +663,9 @@ def plugin_multiple(node: Node) -> Verdict:
 @kubelet_check(
     "gpus-offered-twice",
     title="GPUs are advertised to Kubernetes only once",
-    looks_at=(
-        "NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
-        "beside a device plugin, and NVIDIA GPUs registered by other vendors' plugins beside "
-        "nvidia.com/... (PodResources)."
-    ),
+    looks_at="NVIDIA's DRA driver for GPUs (its process, and its socket in the kubelet's plugins directory) "
+    "beside a device plugin, and NVIDIA GPUs registered by other vendors' plugins beside "
+    "nvidia.com/... (PodResources).",
     fix=_SHOW_PLUGINS,
     blocked_by=_PLUGIN_SETTINGS_BELOW,
     refs=("https://github.com/NVIDIA/k8s-dra-driver-gpu",),

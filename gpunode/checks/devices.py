@@ -46,9 +46,8 @@ _UVM = ("nvidia_uvm", "nvidia_current_uvm")  # the second is Debian's
 @check(
     "dev-nodes-missing",
     title="The device files exist",
-    looks_at=(
-        "/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in /proc/driver/nvidia/gpus/*/information."
-    ),
+    looks_at="/dev/nvidiactl, and /dev/nvidiaN for each Device Minor in "
+    "/proc/driver/nvidia/gpus/*/information.",
     fix=fixes.MAKE_NODES,
     blocked_by=("module-not-loaded",),
     refs=("https://github.com/NVIDIA/nvidia-modprobe",),
@@ -88,10 +87,8 @@ def _container_is_gone(node: Node) -> bool:
 @prerequisite_check(
     "mig-caps-missing",
     title="The device files of MIG instances exist",
-    looks_at=(
-        "/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
-        "/proc/driver/nvidia/capabilities/gpu*/mig."
-    ),
+    looks_at="/dev/nvidia-caps/nvidia-capN for each DeviceFileMinor below "
+    "/proc/driver/nvidia/capabilities/gpu*/mig.",
     fix=Fix("nvidia-smi -L", note="Run as root, nvidia-smi creates the missing device files"),
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
     refs=("https://docs.nvidia.com/datacenter/tesla/mig-user-guide/device-nodes-and-capabilities.html",),
@@ -242,10 +239,8 @@ _DRA = ("compute-domain-kubelet-plugin", "compute-domain-daemon")
     "dev-perms",
     title="Users in containers can open the device files",
     severity="warning",
-    looks_at=(
-        "the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
-        f"{driver.PARAMETERS}. Files in /dev/nvidia-caps are restricted to root by design."
-    ),
+    looks_at="the modes of /dev/nvidiactl, /dev/nvidiaN and /dev/nvidia-uvm, and DeviceFileMode in "
+    f"{driver.PARAMETERS}. Files in /dev/nvidia-caps are restricted to root by design.",
     fix=Fix(
         "echo 'options nvidia NVreg_DeviceFileMode=0666' > /etc/modprobe.d/nvidia-device-files.conf"
     ).then_reboot(),
@@ -294,11 +289,9 @@ def _used_by_cuda(node: Node) -> tuple[DeviceNode, ...]:
     "dev-char-symlinks",
     title="GPU containers keep their GPUs after a systemd reload",
     severity="warning",
-    looks_at=(
-        "engines with the systemd cgroup driver: whether containers get GPUs through a hook that runc "
-        "doesn't know about (the toolkit's legacy mode), or from runc 1.1.3 to 1.1.6, which ignores "
-        "devices without a link in /dev/char."
-    ),
+    looks_at="engines with the systemd cgroup driver: whether containers get GPUs through a hook that runc "
+    "doesn't know about (the toolkit's legacy mode), or from runc 1.1.3 to 1.1.6, which ignores "
+    "devices without a link in /dev/char.",
     fix=Fix(
         "for file in /dev/nvidia?*; do [ -c $file ] && "
         "ln -sf $file /dev/char/$((0x$(stat -c %t $file))):$((0x$(stat -c %T $file))); done"
@@ -343,10 +336,8 @@ def dev_char_symlinks(node: Node) -> Verdict:
     "imex-channels",
     title="IMEX channels exist",
     severity="warning",
-    looks_at=(
-        f"{devices.IMEX_CHANNELS} and {_IMEX}, if the GPUs belong to an NVLink domain that spans "
-        "several nodes."
-    ),
+    looks_at=f"{devices.IMEX_CHANNELS} and {_IMEX}, if the GPUs belong to an NVLink domain that spans "
+    "several nodes.",
     fix=Fix(
         "echo 'options nvidia NVreg_CreateImexChannel0=1' > /etc/modprobe.d/nvidia-imex.conf"
     ).then_reboot(),
@@ -406,13 +397,11 @@ _STARTED_BY = {
 @check(
     "cgroup-device-revoked",
     title="Running containers still have access to their GPUs",
-    looks_at=(
-        "every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): "
-        "their major numbers against /proc/devices, and the devices that its cgroup allows "
-        "(devices.list of cgroup v1). No file shows the filter of cgroup v2, so there it is systemd's "
-        "device list for the scope, if systemd was reloaded after the container started. gpunode runs "
-        "nothing in a container."
-    ),
+    looks_at="every running container with NVIDIA's device files (/proc/PID/cgroup, /proc/PID/root/dev): "
+    "their major numbers against /proc/devices, and the devices that its cgroup allows "
+    "(devices.list of cgroup v1). No file shows the filter of cgroup v2, so there it is systemd's "
+    "device list for the scope, if systemd was reloaded after the container started. gpunode runs "
+    "nothing in a container.",
     # the check names the containers and how to restart each; without root they are unknown
     fix=fixes.look(
         "gpunode doctor cgroup-device-revoked", "It prints the command for this node's containers"

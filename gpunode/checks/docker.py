@@ -62,11 +62,9 @@ docker_check = partial(engine_check, preflight=("docker",))
 @check(
     "docker-gpus-run-probe",
     title="A Docker container can compute on a GPU",
-    looks_at=(
-        "a container that adds two vectors on one GPU; gpunode verify --on docker does the same on all "
-        "GPUs. Its image is built from this node's own Python: nothing is pulled, and image and "
-        "container are removed afterwards."
-    ),
+    looks_at="a container that adds two vectors on one GPU; gpunode verify --on docker does the same on all "
+    "GPUs. Its image is built from this node's own Python: nothing is pulled, and image and "
+    "container are removed afterwards.",
     fix=fixes.look("gpunode verify --on docker", "Fix what it reports: it names the step that fails"),
     blocked_by=(
         "pci-no-gpu",
@@ -202,11 +200,9 @@ _UNPARSABLE = "Docker's configuration file can't be parsed: see docker-config-in
 @docker_check(
     "docker-config-invalid-json",
     title="Docker's configuration file can be parsed",
-    looks_at=(
-        "the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A "
-        "duplicate key is a warning; an empty file or a byte order mark is an error before Docker 23. "
-        "If the kubelet uses another engine, all of this is a warning."
-    ),
+    looks_at="the file that dockerd reads (--config-file, else /etc/docker/daemon.json), as strict JSON. A "
+    "duplicate key is a warning; an empty file or a byte order mark is an error before Docker 23. "
+    "If the kubelet uses another engine, all of this is a warning.",
     fix=fixes.EDIT_DAEMON_JSON,
     reboot=True,
     refs=(
@@ -286,10 +282,8 @@ def _readable(node: Node) -> dict[str, Any] | None:
 @docker_check(
     "docker-flag-file-conflict",
     title="Docker's flags and file don't conflict",
-    looks_at=(
-        "the arguments of the running dockerd, else those in its unit and drop-ins, against the keys "
-        "of daemon.json. Only runtimes may be set in both."
-    ),
+    looks_at="the arguments of the running dockerd, else those in its unit and drop-ins, against the keys "
+    "of daemon.json. Only runtimes may be set in both.",
     fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     reboot=True,
@@ -351,11 +345,9 @@ def _until_restarted(docker: Daemon) -> str:
 @docker_check(
     "docker-not-running",
     title="Docker is running",
-    looks_at=(
-        "Docker's socket and whether the daemon answers within 3 seconds, if Docker is this node's "
-        "engine. A stopped Docker is fine if the kubelet uses another engine or its unit is masked. A "
-        "docker.socket of systemd isn't woken up, but docker.service behind it must not have failed."
-    ),
+    looks_at="Docker's socket and whether the daemon answers within 3 seconds, if Docker is this node's "
+    "engine. A stopped Docker is fine if the kubelet uses another engine or its unit is masked. A "
+    "docker.socket of systemd isn't woken up, but docker.service behind it must not have failed.",
     fix=fixes.START_DOCKER,
     blocked_by=(
         "pci-no-gpu",
@@ -461,10 +453,8 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
 @engine_check(
     "docker-not-restarted",
     title="The running Docker has loaded its configuration file",
-    looks_at=(
-        "runtimes and default-runtime in daemon.json against what the running daemon reports (/info). "
-        "If the kubelet uses another engine, a difference is a warning."
-    ),
+    looks_at="runtimes and default-runtime in daemon.json against what the running daemon reports (/info). "
+    "If the kubelet uses another engine, a difference is a warning.",
     fix=fixes.RELOAD_DOCKER,
     blocked_by=(
         "pci-no-gpu",
@@ -509,11 +499,9 @@ def docker_not_restarted(node: Node, docker: Daemon) -> Verdict:
 @engine_check(
     "docker-runtime-missing",
     title="Docker has the nvidia runtime",
-    looks_at=(
-        "the runtimes of the running daemon (/info), and whether their binaries exist, if Docker is "
-        "this node's engine. It is a warning if only --runtime=nvidia is affected, because docker run "
-        "--gpus uses the toolkit's hook, and no fault if Docker adds GPUs through CDI."
-    ),
+    looks_at="the runtimes of the running daemon (/info), and whether their binaries exist, if Docker is "
+    "this node's engine. It is a warning if only --runtime=nvidia is affected, because docker run "
+    "--gpus uses the toolkit's hook, and no fault if Docker adds GPUs through CDI.",
     fix=fixes.CONFIGURE_DOCKER,
     blocked_by=(
         "pci-no-gpu",
@@ -597,10 +585,8 @@ def _started_before(node: Node, docker: Daemon, hook: str) -> tuple[Evidence, ..
 @docker_check(
     "docker-unknown-key",
     title="Docker supports every setting in its file",
-    looks_at=(
-        "the keys of daemon.json. A key that gpunode doesn't know is checked with dockerd --validate, "
-        "which only reads the file. If the kubelet uses another engine, an unknown key is a warning."
-    ),
+    looks_at="the keys of daemon.json. A key that gpunode doesn't know is checked with dockerd --validate, "
+    "which only reads the file. If the kubelet uses another engine, an unknown key is a warning.",
     fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     reboot=True,
@@ -638,9 +624,8 @@ def _renamed(key: str) -> tuple[str, str]:
 @engine_check(
     "docker-default-runtime",
     title="The binary of Docker's default runtime exists",
-    looks_at=(
-        "the default runtime of the running daemon (/info) and its binary, if Docker is this node's engine."
-    ),
+    looks_at="the default runtime of the running daemon (/info) and its binary, if Docker is this node's "
+    "engine.",
     fix=fixes.configure("docker", "--set-as-default"),
     blocked_by=("pci-no-gpu", "toolkit-missing", "docker-snap", "docker-not-running", "docker-not-restarted"),
     reboot=True,

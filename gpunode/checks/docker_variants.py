@@ -32,10 +32,8 @@ from gpunode.facts.writers import is_nvidia_program
 @check(
     "docker-snap",
     title="Docker isn't installed as a snap",
-    looks_at=(
-        "whether the running dockerd belongs to the docker snap, its runtimes, and whether another "
-        "Docker runs beside it. Skipped if the kubelet uses another engine."
-    ),
+    looks_at="whether the running dockerd belongs to the docker snap, its runtimes, and whether another "
+    "Docker runs beside it. Skipped if the kubelet uses another engine.",
     fix=docker.REPLACE_SNAP,
     blocked_by=("pci-no-gpu", "driver-not-installed", "module-not-loaded"),
     preflight=("docker",),
@@ -82,10 +80,8 @@ def docker_snap(node: Node) -> Verdict:
 @check(
     "docker-desktop",
     title="The docker command doesn't use Docker Desktop",
-    looks_at=(
-        "users who run Docker Desktop, and the context in their ~/.docker/config.json. Skipped if the "
-        "kubelet uses another engine."
-    ),
+    looks_at="users who run Docker Desktop, and the context in their ~/.docker/config.json. Skipped if the "
+    "kubelet uses another engine.",
     fix=docker.INSTALL,
     preflight=("docker",),
     refs=("https://docs.docker.com/desktop/features/gpu/",),
@@ -116,10 +112,8 @@ def docker_desktop(node: Node) -> Verdict:
     "docker-rootless",
     title="Rootless Docker can give GPUs to containers",
     severity="warning",
-    looks_at=(
-        "every dockerd that an ordinary user runs: its own daemon.json and the toolkit configuration "
-        "that applies to it. A rootless Docker without GPUs is a finding only if no other engine runs."
-    ),
+    looks_at="every dockerd that an ordinary user runs: its own daemon.json and the toolkit configuration "
+    "that applies to it. A rootless Docker without GPUs is a finding only if no other engine runs.",
     fix=docker.INSTALL,
     blocked_by=("pci-no-gpu", "driver-not-installed", "toolkit-missing"),
     refs=("https://docs.docker.com/engine/security/rootless/",),

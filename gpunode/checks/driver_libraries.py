@@ -171,10 +171,8 @@ def nvidia_smi_missing(node: Node) -> Verdict:
 @prerequisite_check(
     "nvml-hang",
     title="NVML answers",
-    looks_at=(
-        "NVML's initialisation and its list of GPUs, queried in a child process with a limit of 15 "
-        "seconds (20 for more than four GPUs)."
-    ),
+    looks_at="NVML's initialisation and its list of GPUs, queried in a child process with a limit of 15 "
+    "seconds (20 for more than four GPUs).",
     fix=fixes.READ_KERNEL_LOG,
     blocked_by=(
         "module-not-loaded",
@@ -261,11 +259,9 @@ def driver_libs_mixed(node: Node) -> Verdict:
 @prerequisite_check(
     "driver-lib-mismatch",
     title="The kernel module and the libraries have the same version",
-    looks_at=(
-        "/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 "
-        "and libcuda.so.1, the module on disk, and the package manager's log for what installed the "
-        "libraries."
-    ),
+    looks_at="/sys/module/nvidia/version against the version in the real file names of libnvidia-ml.so.1 "
+    "and libcuda.so.1, the module on disk, and the package manager's log for what installed the "
+    "libraries.",
     fix=fixes.REBOOT,
     blocked_by=("module-not-loaded", "libnvidia-ml-missing", "driver-libs-mixed"),
     classes=HOST_OR_CONTAINER,
@@ -359,10 +355,8 @@ def _rebuild(node: Node, version: str) -> Fix:
 @next_boot_check(
     "driver-upgrade-pending",
     title="No driver upgrade is waiting for a reboot",
-    looks_at=(
-        "modinfo -F version nvidia for the kernel of the next boot, against /sys/module/nvidia/version "
-        "and the libraries."
-    ),
+    looks_at="modinfo -F version nvidia for the kernel of the next boot, against /sys/module/nvidia/version "
+    "and the libraries.",
     fix=fixes.REBOOT,
     blocked_by=("module-not-loaded", "driver-lib-mismatch"),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -402,9 +396,8 @@ MINIMUM = (384, 81)
 @prerequisite_check(
     "driver-too-old",
     title="The driver is new enough",
-    looks_at=(
-        "/sys/module/nvidia/version. The minimum is 384.81; GPUs without a driver may need a newer branch."
-    ),
+    looks_at="/sys/module/nvidia/version. The minimum is 384.81; GPUs without a driver may need a newer "
+    "branch.",
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     classes=HOST_OR_CONTAINER,
@@ -433,10 +426,8 @@ def driver_too_old(node: Node) -> Verdict:
 @prerequisite_check(
     "gpu-arch-dropped",
     title="The driver still supports these GPUs",
-    looks_at=(
-        "PCI device ids of GPUs without a driver against the driver's branch. For GPUs with a known "
-        "last supported branch, also whether the package cuda-drivers would upgrade past it."
-    ),
+    looks_at="PCI device ids of GPUs without a driver against the driver's branch. For GPUs with a known "
+    "last supported branch, also whether the package cuda-drivers would upgrade past it.",
     fix=driver_packages.HOLD_BRANCH,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     unless=("operator-driver", "vfio-host"),
@@ -479,10 +470,8 @@ def _stays(node: Node, package: Package) -> bool:
 @prerequisite_check(
     "kmod-flavour",
     title="The kernel module type (open or proprietary) supports the GPUs",
-    looks_at=(
-        "PCI device ids of GPUs without a driver, and whether the module is the open one: "
-        "/proc/driver/nvidia/version, or the module's license if it isn't loaded."
-    ),
+    looks_at="PCI device ids of GPUs without a driver, and whether the module is the open one: "
+    "/proc/driver/nvidia/version, or the module's license if it isn't loaded.",
     fix=fixes.INSTALL_DRIVER,
     blocked_by=("driver-not-installed", "nouveau-loaded"),
     unless=("operator-driver", "vfio-host"),

@@ -496,10 +496,8 @@ def library_packages(node: Node) -> tuple[Package, ...]:
     "unattended-upgrades-driver",
     title="Automatic upgrades don't replace the driver",
     severity="warning",
-    looks_at=(
-        "unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins "
-        "or their own exclusion lists keep them from upgrading the driver's libraries."
-    ),
+    looks_at="unattended-upgrades, dnf-automatic and SUSE's online update, and whether holds, locks, pins "
+    "or their own exclusion lists keep them from upgrading the driver's libraries.",
     # a list in apt's configuration grows with every file that names it
     fix=per_family(
         'printf \'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "cuda-"; };\\n\' > '
@@ -551,10 +549,8 @@ def _exposed(node: Node, upgrades: Automatic, package: Package) -> bool:
     "driver-two-installs",
     title="Only one driver installation exists",
     severity="warning",
-    looks_at=(
-        "nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver "
-        "beside the host's, and several versions of libcuda.so.1 in the linker's cache."
-    ),
+    looks_at="nvidia-uninstall of the .run installer beside driver packages, the GPU operator's driver "
+    "beside the host's, and several versions of libcuda.so.1 in the linker's cache.",
     fix=per_family(
         "nvidia-uninstall && apt install --reinstall nvidia-open",
         "nvidia-uninstall && dnf reinstall nvidia-open",

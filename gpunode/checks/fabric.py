@@ -51,10 +51,8 @@ _LOADER = "systemd-modules-load.service"
     "peermem",
     title="Network cards can access GPU memory directly",
     severity="warning",
-    looks_at=(
-        f"cards in {INFINIBAND} that use the driver mlx5_core, the module nvidia_peermem, "
-        "modules-load.d and the kernel's log."
-    ),
+    looks_at=f"cards in {INFINIBAND} that use the driver mlx5_core, the module nvidia_peermem, "
+    "modules-load.d and the kernel's log.",
     fix=Fix("modprobe nvidia-peermem"),
     blocked_by=("module-not-loaded",),
     refs=("https://docs.nvidia.com/cuda/gpudirect-rdma/",),
@@ -295,10 +293,8 @@ def _runs(node: Node) -> bool:
 @nvswitch_check(
     "fabricmanager-missing",
     title="The fabric manager is running",
-    looks_at=(
-        "NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
-        f"{fabric.UNIT} and processes {fabric.PROGRAM}."
-    ),
+    looks_at="NVSwitches on the PCI bus (or on the management cards of a Blackwell baseboard), "
+    f"{fabric.UNIT} and processes {fabric.PROGRAM}.",
     fix=MATCHING_MANAGER,
     blocked_by=("module-not-loaded", "fabricmanager-version", "fabric-topology"),
     refs=(_GUIDE,),
@@ -335,10 +331,8 @@ def fabricmanager_missing(node: Node) -> Verdict:
 @nvswitch_check(
     "fabric-topology",
     title="All NVSwitches are present and report no errors",
-    looks_at=(
-        f"SXid lines in the kernel's log (non-fatal ones of the last day only), and {fabric.LOG} "
-        "since the fabric manager's last start."
-    ),
+    looks_at=f"SXid lines in the kernel's log (non-fatal ones of the last day only), and {fabric.LOG} "
+    "since the fabric manager's last start.",
     fix=READ_MANAGER_LOG,
     blocked_by=("module-not-loaded", "fabricmanager-version"),
     refs=(_GUIDE,),

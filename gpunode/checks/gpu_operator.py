@@ -43,10 +43,8 @@ _TRY_RUNTIME = Fix(
 @check(
     "operator-validations",
     title="The GPU operator's validator has passed all stages",
-    looks_at=(
-        "the status files of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin: "
-        "the first missing one) and, after 20 minutes, its log."
-    ),
+    looks_at="the status files of its validator in /run/nvidia/validations (driver, toolkit, cuda, plugin: "
+    "the first missing one) and, after 20 minutes, its log.",
     fix=fixes.look(
         "kubectl get pods --namespace gpu-operator",
         "The log of the first pod that isn't Running or Completed names the cause: kubectl logs",
@@ -146,10 +144,8 @@ def _again(runtime: str) -> Fix:
     "operator-leftovers",
     title="No engine uses files of a removed GPU operator",
     severity="warning",
-    looks_at=(
-        "/usr/local/nvidia/toolkit and containerd's files that name it, if no pod of the operator is "
-        "on this node."
-    ),
+    looks_at="/usr/local/nvidia/toolkit and containerd's files that name it, if no pod of the operator is "
+    "on this node.",
     fix=_again("containerd"),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "containerd-runtime-missing"),
     needs=("kubelet", "containerd"),

@@ -97,11 +97,9 @@ POWER_CYCLE = (
 @check(
     "pci-gpu-count-mismatch",
     title="All GPUs are listed",
-    looks_at=(
-        "the GPUs in /sys/bus/pci/devices against --expect-gpus, and those bound to nvidia against "
-        "NVML's list, with the driver's errors for the missing ones in the kernel's log. An error if "
-        "NVML lists none."
-    ),
+    looks_at="the GPUs in /sys/bus/pci/devices against --expect-gpus, and those bound to nvidia against "
+    "NVML's list, with the driver's errors for the missing ones in the kernel's log. An error if "
+    "NVML lists none.",
     fix=fixes.READ_KERNEL_LOG,
     blocked_by=("pci-no-gpu", "nvml-hang", "vgpu-driver-mismatch", "kmod-flavour"),
     refs=("https://docs.nvidia.com/deploy/gpu-debug-guidelines/",),
@@ -148,11 +146,9 @@ def _short(address: str) -> str:
 @prerequisite_check(
     "gpu-bound-other-driver",
     title="No other driver controls the GPUs",
-    looks_at=(
-        "the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
-        "GPUs on vfio-pci for virtual machines beside others on nvidia are fine. A host that reserves "
-        "all GPUs for virtual machines and has neither driver nor toolkit gets a note."
-    ),
+    looks_at="the driver link of every GPU in /sys/bus/pci/devices; nouveau and nova have their own checks. "
+    "GPUs on vfio-pci for virtual machines beside others on nvidia are fine. A host that reserves "
+    "all GPUs for virtual machines and has neither driver nor toolkit gets a note.",
     # the check knows the addresses and how to rebind them; an invented address may be a disk's
     fix=fixes.look("gpunode doctor gpu-bound-other-driver", "It prints the command for this node's GPUs"),
     blocked_by=("pci-no-gpu", "bar-too-small", "nova-core-loaded"),
@@ -352,10 +348,8 @@ def aux_power(node: Node) -> Verdict:
     "coherent-memory-mode",
     title="GPU memory isn't part of the node's system memory",
     severity="warning",
-    looks_at=(
-        "CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes with memory but no "
-        "processor, on Kubernetes nodes with GPUs that share the processor's memory (GH200, GB200)."
-    ),
+    looks_at="CoherentGPUMemoryMode in /proc/driver/nvidia/params, and NUMA nodes with memory but no "
+    "processor, on Kubernetes nodes with GPUs that share the processor's memory (GH200, GB200).",
     fix=per_family(
         f"{_CDMM} && update-initramfs -u -k all",
         f"{_CDMM} && dracut -f --regenerate-all",
@@ -426,11 +420,9 @@ _OLDER_SECONDS = 60  # an initramfs that was written this long before the blackl
 @prerequisite_check(
     "nouveau-loaded",
     title="nouveau doesn't control the GPUs",
-    looks_at=(
-        "the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if "
-        "nouveau controls only some GPUs or is only loaded. A card that this driver doesn't support "
-        "isn't a finding; a display card beside GPUs without outputs is a note."
-    ),
+    looks_at="the driver link of every GPU in /sys/bus/pci/devices, and /sys/module/nouveau. A warning if "
+    "nouveau controls only some GPUs or is only loaded. A card that this driver doesn't support "
+    "isn't a finding; a display card beside GPUs without outputs is a note.",
     fix=fixes.BLACKLIST_NOUVEAU,
     blocked_by=("pci-no-gpu", "driver-not-installed"),
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
@@ -494,11 +486,9 @@ def _not_for_us(node: Node, gpu: PciGpu) -> bool:
 @next_boot_check(
     "nouveau-not-blacklisted",
     title="nouveau won't load at the next boot",
-    looks_at=(
-        "whether modules.dep of the running kernel has nouveau.ko, and what blocks it: modprobe.d, the "
-        "kernel's command line, and whether the initramfs is newer than that file. The initramfs isn't "
-        "opened."
-    ),
+    looks_at="whether modules.dep of the running kernel has nouveau.ko, and what blocks it: modprobe.d, the "
+    "kernel's command line, and whether the initramfs is newer than that file. The initramfs isn't "
+    "opened.",
     fix=fixes.BLACKLIST_NOUVEAU,
     blocked_by=("pci-no-gpu", "driver-not-installed", "nouveau-loaded", "nova-core-loaded"),
     needs=("gpu",),

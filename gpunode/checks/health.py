@@ -126,9 +126,8 @@ _NVML = (
 @health_check(
     "gpu-lost",
     title="No GPU has fallen off the bus",
-    looks_at=(
-        "NVML's result for each GPU (15, lost), and XID 79 in the kernel's log for GPUs that don't answer."
-    ),
+    looks_at="NVML's result for each GPU (15, lost), and XID 79 in the kernel's log for GPUs that don't "
+    "answer.",
     fix=fixes.REBOOT,
     blocked_by=_NVML,
     preflight=ANY_ENGINE,
@@ -416,10 +415,8 @@ _TOLERANCE = 0.99  # a limit is set in watts, the default reported in milliwatts
     "thermal-power-throttle",
     title="The GPUs aren't throttled",
     severity="warning",
-    looks_at=(
-        "NVML's reasons for lower clocks, sampled twice 0.1 s apart (hardware slowdown, heat, power "
-        "brake), and each GPU's temperature."
-    ),
+    looks_at="NVML's reasons for lower clocks, sampled twice 0.1 s apart (hardware slowdown, heat, power "
+    "brake), and each GPU's temperature.",
     fix=fixes.look(
         "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
         "Clocks Event Reasons says whether it is heat or power: check fans and air flow, or the power "
@@ -689,10 +686,8 @@ _KEPT = (
     "bad-cuda-env",
     title="No environment variable affects CUDA on the whole node",
     severity="warning",
-    looks_at=(
-        "variables of debuggers and profilers, and variables that hide GPUs, in /etc/environment, "
-        "systemd's DefaultEnvironment, the units of container daemons, and gpunode's own environment."
-    ),
+    looks_at="variables of debuggers and profilers, and variables that hide GPUs, in /etc/environment, "
+    "systemd's DefaultEnvironment, the units of container daemons, and gpunode's own environment.",
     fix=Fix("${EDITOR:-vi} /etc/environment"),
     refs=(
         "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables",

@@ -43,10 +43,8 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
 @prerequisite_check(
     "driver-not-installed",
     title="The NVIDIA driver is installed",
-    looks_at=(
-        "/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
-        "operator's driver (/run/nvidia/driver and its pods' logs) and the package database."
-    ),
+    looks_at="/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
+    "operator's driver (/run/nvidia/driver and its pods' logs) and the package database.",
     fix=fixes.INSTALL_DRIVER,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
@@ -81,11 +79,9 @@ def driver_not_installed(node: Node) -> Verdict:
 @prerequisite_check(
     "dkms-not-built",
     title="The module is built for the running and the next kernel",
-    looks_at=(
-        "modules.dep of the running kernel and of the newest installed one of the same flavour, and "
-        "/var/lib/dkms or /var/cache/akmods with the log of the last build. If only the next kernel "
-        "has no module, this is a warning."
-    ),
+    looks_at="modules.dep of the running kernel and of the newest installed one of the same flavour, and "
+    "/var/lib/dkms or /var/cache/akmods with the log of the last build. If only the next kernel "
+    "has no module, this is a warning.",
     fix=fixes.BUILD_MODULE,
     blocked_by=("driver-not-installed", "kernel-unsupported"),
     reboot=True,
@@ -187,10 +183,8 @@ _DISTRIBUTION_SIGNERS = (
 @prerequisite_check(
     "secureboot-unsigned",
     title="Secure Boot accepts the module",
-    looks_at=(
-        "the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A "
-        "module that is loaded was accepted."
-    ),
+    looks_at="the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A "
+    "module that is loaded was accepted.",
     fix=fixes.ENROL_KEY,
     blocked_by=("driver-not-installed", "dkms-not-built"),
     reboot=True,
@@ -244,9 +238,8 @@ def secureboot_unsigned(node: Node) -> Verdict:
 @next_boot_check(
     "mok-pending",
     title="No key is waiting to be enrolled at the next boot",
-    looks_at=(
-        "the efivar MokNew, where mokutil --import stores a key for MokManager, on a node with Secure Boot."
-    ),
+    looks_at="the efivar MokNew, where mokutil --import stores a key for MokManager, on a node with Secure "
+    "Boot.",
     fix=driver_packages.LIST_NEW_KEYS,
     blocked_by=("driver-not-installed", "secureboot-unsigned"),
     unless=("operator-driver",),
@@ -283,10 +276,8 @@ _LINKS = ("create-dev-char-symlinks",)
 @next_boot_check(
     "uvm-lost-at-reboot",
     title="The unified memory module is loaded at the next boot",
-    looks_at=(
-        "modules-load.d, modprobe.d, udev rules, units and scripts that load nvidia_uvm, if containers "
-        "get GPUs only through CDI."
-    ),
+    looks_at="modules-load.d, modprobe.d, udev rules, units and scripts that load nvidia_uvm, if containers "
+    "get GPUs only through CDI.",
     fix=Fix("echo nvidia_uvm > /etc/modules-load.d/nvidia-uvm.conf"),
     blocked_by=("module-not-loaded", "uvm-not-loaded"),
     unless=("operator-driver", "immutable"),
@@ -331,10 +322,8 @@ def _operator(node: Node) -> str:
 @next_boot_check(
     "dev-char-lost-at-reboot",
     title="The links in /dev/char are created at the next boot",
-    looks_at=(
-        "links in /dev/char to NVIDIA's device files, if runc 1.1.3 to 1.1.6 needs them, and what "
-        "creates them at boot: a udev rule, a unit or script of this node, the GPU operator."
-    ),
+    looks_at="links in /dev/char to NVIDIA's device files, if runc 1.1.3 to 1.1.6 needs them, and what "
+    "creates them at boot: a udev rule, a unit or script of this node, the GPU operator.",
     fix=driver_packages.LINK_AT_BOOT,
     blocked_by=("module-not-loaded", "dev-nodes-missing"),
     unless=("operator-driver", "immutable"),
@@ -568,10 +557,8 @@ def module_disabled_next_boot(node: Node) -> Verdict:
 @prerequisite_check(
     "gsp-firmware",
     title="The GPU firmware matches the driver",
-    looks_at=(
-        "gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
-        "loads in its log. The open modules always need it, the proprietary one from Turing on."
-    ),
+    looks_at="gsp_*.bin of the loaded version in the kernel's firmware directories, and failed firmware "
+    "loads in its log. The open modules always need it, the proprietary one from Turing on.",
     fix=driver_packages.REINSTALL_FIRMWARE,
     blocked_by=("module-not-loaded",),
     unless=("operator-driver", "vgpu-guest"),

@@ -57,11 +57,9 @@ _OUR_UNIT = "gpunode-device-plugin.service"
 @cluster_check(
     "kubelet-not-running",
     title="The kubelet is running",
-    looks_at=(
-        "processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. A node "
-        "without a kubelet, or with one that hasn't joined a cluster, is fine. A running kubelet has 3 "
-        "seconds to report what it can allocate (PodResources)."
-    ),
+    looks_at="processes, units (kubelet, k3s, rke2, k0s, microk8s) and /var/lib/kubelet/config.yaml. A node "
+    "without a kubelet, or with one that hasn't joined a cluster, is fine. A running kubelet has 3 "
+    "seconds to report what it can allocate (PodResources).",
     fix=fixes.START_KUBELET,
     preflight=("kubernetes",),
     # the kubelet exits at once without its engine's CRI, or with swap
@@ -137,10 +135,8 @@ def kubelet_device_plugin_dir(node: Node) -> Verdict:
 @cluster_check(
     "plugin-socket-dead",
     title="The device plugin's socket answers",
-    looks_at=(
-        f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}: a socket that refuses connections is "
-        "dead. With --deep, also whether the plugin answers GetDevicePluginOptions within 2 seconds."
-    ),
+    looks_at=f"nvidia*.sock and gpunode*.sock in {DEVICE_PLUGINS}: a socket that refuses connections is "
+    "dead. With --deep, also whether the plugin answers GetDevicePluginOptions within 2 seconds.",
     fix=replace(
         fixes.RESTART_PLUGIN,
         note="This is gpunode's own plugin. NVIDIA's runs in a pod, and its log says why it has exited:\n"
@@ -250,11 +246,9 @@ _MICROK8S_ARGS = "/var/snap/microk8s/current/args/kubelet"
 @prerequisite_check(
     "disk-pressure",
     title="The disks have space for images and pods",
-    looks_at=(
-        "the free bytes and inodes of the file systems that hold the data of the kubelet and the "
-        "engines (statvfs(3)), against the kubelet's evictionHard; without a kubelet, a full disk, and "
-        "10 GiB for the next image."
-    ),
+    looks_at="the free bytes and inodes of the file systems that hold the data of the kubelet and the "
+    "engines (statvfs(3)), against the kubelet's evictionHard; without a kubelet, a full disk, and "
+    "10 GiB for the next image.",
     fix=_PRUNE,
     classes=HOST_OR_CONTAINER,
     refs=("https://kubernetes.io/docs/concepts/scheduling-eviction/node-pressure-eviction/",),
@@ -421,10 +415,8 @@ _VERIFY = fixes.look(
     "runtimeclass-missing",
     title="Pods with allocated GPUs run under the nvidia runtime",
     severity="warning",
-    looks_at=(
-        "the containers with allocated nvidia.com/... devices (PodResources), their runtime handlers "
-        "(CRI) and whether NVIDIA's files are in their /dev (/proc/PID/root/dev)."
-    ),
+    looks_at="the containers with allocated nvidia.com/... devices (PodResources), their runtime handlers "
+    "(CRI) and whether NVIDIA's files are in their /dev (/proc/PID/root/dev).",
     fix=Fix(
         "gpunode manifests runtime-class | kubectl apply --filename -",
         needs_root=False,

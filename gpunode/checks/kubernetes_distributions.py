@@ -25,9 +25,8 @@ containerd_check = partial(check, needs=("kubelet", "containerd"))
 @check(
     "microk8s-paths",
     title="Device plugins find the microk8s kubelet",
-    looks_at=(
-        f"the directory where the microk8s kubelet accepts device plugins, and whether {ROOT} leads to it."
-    ),
+    looks_at=f"the directory where the microk8s kubelet accepts device plugins, and whether {ROOT} leads to "
+    "it.",
     fix=Fix(f"mv {ROOT} {ROOT}.old && ln -s {SNAP_ROOT} {ROOT}"),
     preflight=("kubernetes",),
     blocked_by=("pci-no-gpu", "kubelet-not-running"),
@@ -102,10 +101,8 @@ def k0s_dropin(node: Node) -> Verdict:
     "cri-dockerd",
     title="Pods under cri-dockerd get the nvidia runtime",
     severity="warning",
-    looks_at=(
-        "Docker's default runtime (/info), if the kubelet's endpoint is cri-dockerd, no device plugin "
-        "has registered GPUs and no container with GPUs runs."
-    ),
+    looks_at="Docker's default runtime (/info), if the kubelet's endpoint is cri-dockerd, no device plugin "
+    "has registered GPUs and no container with GPUs runs.",
     fix=fixes.configure("docker", "--set-as-default"),
     blocked_by=("pci-no-gpu", "kubelet-not-running", "docker-not-running", "docker-runtime-missing"),
     needs=("kubelet",),
@@ -135,10 +132,8 @@ def cri_dockerd(node: Node) -> Verdict:
     "kind-nested",
     title="Nodes of a kind cluster can use GPUs",
     severity="info",
-    looks_at=(
-        "running containers of kindest/node (Docker) with a device plugin, whether they have GPUs, and "
-        f"{BY_MOUNTS} of the toolkit's config.toml."
-    ),
+    looks_at="running containers of kindest/node (Docker) with a device plugin, whether they have GPUs, and "
+    f"{BY_MOUNTS} of the toolkit's config.toml.",
     fix=Fix(f"gpunode toolkit config set {BY_MOUNTS}=true"),
     blocked_by=("pci-no-gpu", "docker-not-running", "toolkit-missing", "toolkit-config-invalid"),
     needs=("docker",),
@@ -221,10 +216,8 @@ _DOCS = "https://docs.k3s.io/advanced"
 @containerd_check(
     "k3s-nvidia-not-detected",
     title="k3s or rke2 has detected the nvidia runtime",
-    looks_at=(
-        f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it was installed and when containerd started, "
-        "and the handlers that containerd reports (CRI Status). A custom template is not checked."
-    ),
+    looks_at=f"{_RUNTIME} in {' and '.join(_SEARCHED)}, when it was installed and when containerd started, "
+    "and the handlers that containerd reports (CRI Status). A custom template is not checked.",
     fix=fixes.restart("k3s", RESTARTS_KUBERNETES),
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template", "k3s-nvidia-wrong-root"),
     refs=(f"{_DOCS}#nvidia-container-runtime",),
@@ -264,10 +257,8 @@ _CONFIGURE_K3S = fixes.configure("k3s")
 @containerd_check(
     "k3s-wrong-template",
     title="k3s or rke2 reads the existing template",
-    looks_at=(
-        f"{_OLD} and {_NEW} beside the generated file: containerd 1.x reads only the first, 2.x "
-        "prefers the second. The effective template must include the base or define the runtime itself."
-    ),
+    looks_at=f"{_OLD} and {_NEW} beside the generated file: containerd 1.x reads only the first, 2.x "
+    "prefers the second. The effective template must include the base or define the runtime itself.",
     fix=_CONFIGURE_K3S,
     blocked_by=_BELOW,
     refs=(f"{_DOCS}#configuring-containerd",),
@@ -314,10 +305,8 @@ def _unread(node: Node, path: str, why: str, daemon: Daemon) -> Verdict:
 @containerd_check(
     "k3s-edited-generated",
     title="The generated file of k3s or rke2 was not edited",
-    looks_at=(
-        "runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 "
-        "write the file before they start containerd, so these were added later."
-    ),
+    looks_at="runtimes in the generated config.toml that the running containerd doesn't have: k3s and rke2 "
+    "write the file before they start containerd, so these were added later.",
     fix=_CONFIGURE_K3S,
     blocked_by=_BELOW,
     refs=(f"{_DOCS}#configuring-containerd",),
@@ -350,11 +339,9 @@ def k3s_edited_generated(node: Node) -> Verdict:
 @containerd_check(
     "k3s-nvidia-wrong-root",
     title="The nvidia runtime is configured for the containerd that k3s or rke2 runs",
-    looks_at=(
-        "/etc/containerd/config.toml and conf.d on a node with a kubelet that uses the containerd of "
-        "k3s or rke2, if that containerd has no nvidia handler (CRI Status) and no other containerd "
-        "runs."
-    ),
+    looks_at="/etc/containerd/config.toml and conf.d on a node with a kubelet that uses the containerd of "
+    "k3s or rke2, if that containerd has no nvidia handler (CRI Status) and no other containerd "
+    "runs.",
     fix=_CONFIGURE_K3S,
     blocked_by=(*_BELOW, "k3s-edited-generated", "k3s-wrong-template"),
     refs=(

@@ -150,10 +150,8 @@ def _finest(name: str) -> str:
     "mig-config-lost",
     title="The MIG layout is restored after a reboot",
     severity="warning",
-    looks_at=(
-        f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and start "
-        "scripts that create MIG devices."
-    ),
+    looks_at=f"{mig.UNIT}, a running MIG manager of the GPU operator, and the node's own units and start "
+    "scripts that create MIG devices.",
     fix=fabric.KEEP_LAYOUT,
     blocked_by=(*_ASKED, "mig-enabled-no-instances"),
     refs=(_PARTED,),
@@ -287,10 +285,8 @@ def _drained(fix: Fix, before: str = f"{_EVERY_NODE}. {_NEW_NAMES}") -> Fix:
 @mig_pod_check(
     "mig-strategy-mismatch",
     title="The device plugin supports this MIG layout",
-    looks_at=(
-        "MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
-        "flags, environment and file, or its log."
-    ),
+    looks_at="MIG devices and whole GPUs as NVML lists them, and the MIG strategy of the device plugin: its "
+    "flags, environment and file, or its log.",
     fix=_drained(fabric.MIXED_STRATEGY),
     blocked_by=("module-not-loaded", "nvml-hang", "mig-mode-pending", "mig-enabled-no-instances"),
     refs=(_README,),

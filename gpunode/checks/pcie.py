@@ -36,10 +36,8 @@ _HARMLESS = ("TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL", "UnsupReq")
 @prerequisite_check(
     "bar-too-small",
     title="The firmware assigned address windows to the GPUs",
-    looks_at=(
-        "the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
-        "fewer than two on a GPU without a driver; and the driver's BAR errors in the kernel's log."
-    ),
+    looks_at="the memory windows (BARs) in /sys/bus/pci/devices/*/resource: windows without an address, or "
+    "fewer than two on a GPU without a driver; and the driver's BAR errors in the kernel's log.",
     fix=hardware.ABOVE_4G,
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules/issues/862",),
 )
@@ -85,10 +83,8 @@ def bar_too_small(node: Node) -> Verdict:
     "pcie-link-degraded",
     title="The PCIe links use all their lanes",
     severity="warning",
-    looks_at=(
-        "current_link_width of every GPU against max_link_width of the GPU and of the port above it. The "
-        "speed isn't compared: an idle GPU lowers it."
-    ),
+    looks_at="current_link_width of every GPU against max_link_width of the GPU and of the port above it. "
+    "The speed isn't compared: an idle GPU lowers it.",
     fix=fixes.look("lspci -vv -d 10de: | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:", _RESEAT),
     needs=("gpu",),
     refs=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
@@ -124,10 +120,8 @@ def pcie_link_degraded(node: Node) -> Verdict:
     "pcie-aer-errors",
     title="The PCIe links have no errors",
     severity="warning",
-    looks_at=(
-        "the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the "
-        "boot; non-fatal errors only above one a day, corrected ones above eight a minute."
-    ),
+    looks_at="the counters aer_dev_fatal, aer_dev_nonfatal and aer_dev_correctable of every GPU since the "
+    "boot; non-fatal errors only above one a day, corrected ones above eight a minute.",
     fix=fixes.look("dmesg | grep -i -e AER -e pcieport | tail -n 20", _RESEAT),
     needs=("gpu",),
     refs=("https://docs.kernel.org/PCI/pcieaer-howto.html",),
@@ -164,10 +158,8 @@ def pcie_aer_errors(node: Node) -> Verdict:
     "iommu-acs",
     title="GPUs reach each other directly",
     severity="info",
-    looks_at=(
-        "the ACS control registers of the switch ports above the GPUs (root only), if at least two "
-        "GPUs share a switch, and iommu= on the kernel's command line."
-    ),
+    looks_at="the ACS control registers of the switch ports above the GPUs (root only), if at least two "
+    "GPUs share a switch, and iommu= on the kernel's command line.",
     fix=hardware.kernel_argument("iommu=pt"),
     needs=("multi-gpu",),
     refs=("https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",),

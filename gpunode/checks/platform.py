@@ -154,10 +154,8 @@ _LINUX_LIBRARIES = "libnvidia-compute"
 @prerequisite_check(
     "wsl2",
     title="WSL provides the GPUs and their driver",
-    looks_at=(
-        "/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, the libcuda.so.1 that the loader uses, and Linux "
-        "driver packages."
-    ),
+    looks_at="/dev/dxg, /usr/lib/wsl/lib/libcuda.so.1, the libcuda.so.1 that the loader uses, and Linux "
+    "driver packages.",
     fix=RESTART_WSL.after("wsl.exe --update"),
     classes=(WSL2,),
     refs=("https://docs.nvidia.com/cuda/wsl-user-guide/",),
@@ -204,10 +202,8 @@ _TOOLKIT = Fix("apt install nvidia-container-toolkit", disturbs=DISRUPTS_NOTHING
 @check(
     "jetson",
     title="The toolkit is configured for this Jetson",
-    looks_at=(
-        f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
-        "the toolkit's release."
-    ),
+    looks_at=f"the toolkit's programs, the lists in {_CSV} or a CDI specification, and on a Kubernetes node "
+    "the toolkit's release.",
     # the package that owns the lists (NVIDIA/nvidia-container-runtime#123)
     fix=Fix("apt install --reinstall nvidia-l4t-init"),
     classes=(TEGRA,),
@@ -329,10 +325,8 @@ _CGROUPS = "/sys/fs/cgroup"
 @check(
     "selinux-nvml",
     title="SELinux allows containers to use the GPUs",
-    looks_at=(
-        "the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
-        "day for a container's domain and NVIDIA's devices or files: kernel's log and audit.log."
-    ),
+    looks_at="the booleans container_use_devices and container_use_xserver_devices, and denials of the last "
+    "day for a container's domain and NVIDIA's devices or files: kernel's log and audit.log.",
     fix=Fix("setsebool -P container_use_devices on"),
     blocked_by=("module-not-loaded",),
     needs=("gpu", "selinux-enforcing"),
@@ -415,11 +409,9 @@ def clock_skew(node: Node) -> Verdict:
     "reboot-required",
     title="No kernel is waiting for a reboot",
     severity="warning",
-    looks_at=(
-        "kernels in /run/reboot-required.pkgs on Debian and Ubuntu; elsewhere a newer installed kernel "
-        "of the running one's flavour, unless GRUB is set to boot another one. A kernel without the "
-        "NVIDIA module is a matter for dkms-not-built."
-    ),
+    looks_at="kernels in /run/reboot-required.pkgs on Debian and Ubuntu; elsewhere a newer installed kernel "
+    "of the running one's flavour, unless GRUB is set to boot another one. A kernel without the "
+    "NVIDIA module is a matter for dkms-not-built.",
     fix=fixes.REBOOT,
     blocked_by=("pci-no-gpu", "driver-lib-mismatch"),
     unless=("immutable",),
@@ -451,10 +443,8 @@ def reboot_required(node: Node) -> Verdict:
 @prerequisite_check(
     "kernel-unsupported",
     title="The driver supports this kernel",
-    looks_at=(
-        "compiler errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are for the running kernel "
-        "and it has no module."
-    ),
+    looks_at="compiler errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are for the running kernel "
+    "and it has no module.",
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("driver-not-installed",),
     needs=("gpu",),
@@ -488,10 +478,8 @@ def kernel_unsupported(node: Node) -> Verdict:
 @check(
     "memory-cgroup-v1",
     title="The node uses control groups version 2",
-    looks_at=(
-        "/sys/fs/cgroup; with version 1 and a kubelet that isn't running, also the kubelet's release "
-        "and failCgroupV1 in its configuration. With a running kubelet, version 1 is a note."
-    ),
+    looks_at="/sys/fs/cgroup; with version 1 and a kubelet that isn't running, also the kubelet's release "
+    "and failCgroupV1 in its configuration. With a running kubelet, version 1 is a note.",
     fix=UNIFIED_CGROUPS,
     preflight=("kubernetes",),
     needs=("kubelet",),

@@ -20,10 +20,8 @@ _DROP_IN = "/etc/containers/containers.conf.d/99-cdi.conf"
 @check(
     "podman-cdi",
     title="Podman reads the CDI specification",
-    looks_at=(
-        f"podman's release and {_KEY} in containers.conf against the directories of the "
-        "specifications, if podman is the only engine."
-    ),
+    looks_at=f"podman's release and {_KEY} in containers.conf against the directories of the "
+    "specifications, if podman is the only engine.",
     fix=package_fix("upgrade", ["podman"] * 3, "follow https://podman.io/docs/installation"),
     blocked_by=("pci-no-gpu", "toolkit-missing", "cdi-spec-missing"),
     preflight=("podman",),

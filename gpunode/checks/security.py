@@ -35,10 +35,8 @@ _LOCAL = (":", "127.", "localhost:", "[::1]:")  # an address without a host is l
     "accept-envvar-unprivileged",
     title="Pods get only the GPUs that they requested",
     severity="warning",
-    looks_at=(
-        f"{BY_ENVVAR} in the toolkit's config.toml, if the engine's default runtime is NVIDIA's, and "
-        "running containers that use GPUs without an allocation (PodResources)."
-    ),
+    looks_at=f"{BY_ENVVAR} in the toolkit's config.toml, if the engine's default runtime is NVIDIA's, and "
+    "running containers that use GPUs without an allocation (PodResources).",
     fix=Fix(
         f"gpunode toolkit config set {BY_MOUNTS}=true && "
         f"{set_plugin_variable('DEVICE_LIST_STRATEGY=volume-mounts').command} && "
@@ -111,9 +109,8 @@ def _privileged(node: Node, pid: int) -> bool:
     "daemon-tcp",
     title="Docker's API isn't reachable from the network",
     severity="info",
-    looks_at=(
-        "-H, hosts and tlsverify of the running dockerd and its daemon.json. Loopback addresses don't count."
-    ),
+    looks_at="-H, hosts and tlsverify of the running dockerd and its daemon.json. Loopback addresses don't "
+    "count.",
     fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     refs=("https://docs.docker.com/engine/security/protect-access/",),
@@ -224,11 +221,9 @@ _VGPU_MANAGER = "nvidia_vgpu_vfio"
     "toolkit-cve",
     title="The container toolkit has no known vulnerability",
     severity="warning",
-    looks_at=(
-        "the toolkit's version against a table of NVIDIA's security bulletins with its date. A "
-        "vulnerability doesn't count if the mode, the low-level runtime or a setting in config.toml "
-        "prevents it."
-    ),
+    looks_at="the toolkit's version against a table of NVIDIA's security bulletins with its date. A "
+    "vulnerability doesn't count if the mode, the low-level runtime or a setting in config.toml "
+    "prevents it.",
     fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old", "toolkit-config-invalid"),
     classes=(*HOST, WSL2),
@@ -264,10 +259,8 @@ def toolkit_cve(node: Node) -> Verdict:
     "driver-cve",
     title="The driver has no known vulnerability",
     severity="warning",
-    looks_at=(
-        "the loaded module's version against a table of NVIDIA's security bulletins with its date: the "
-        "release of its own branch that fixes each vulnerability."
-    ),
+    looks_at="the loaded module's version against a table of NVIDIA's security bulletins with its date: the "
+    "release of its own branch that fixes each vulnerability.",
     fix=fixes.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-too-old", "driver-lib-mismatch"),
     unless=("vgpu-guest",),

@@ -87,11 +87,9 @@ _NEEDED = ("nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
 @check(
     "toolkit-missing",
     title="The container toolkit is installed",
-    looks_at=(
-        "nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook in PATH and in "
-        "the GPU operator's directory; a file that is empty or not executable counts as missing. With "
-        "a CDI specification of kind nvidia.com/gpu without hooks, none of them is needed."
-    ),
+    looks_at="nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook in PATH and in "
+    "the GPU operator's directory; a file that is empty or not executable counts as missing. With "
+    "a CDI specification of kind nvidia.com/gpu without hooks, none of them is needed.",
     fix=replace(fixes.INSTALL_TOOLKIT, note=REGISTER),
     blocked_by=("pci-no-gpu", "driver-not-installed", "wsl2", "jetson"),
     classes=EVERYWHERE_BUT_TEGRA,
@@ -141,10 +139,8 @@ def toolkit_missing(node: Node) -> Verdict:
 @check(
     "toolkit-too-old",
     title="The container toolkit is new enough",
-    looks_at=(
-        "nvidia-ctk --version, else the version of nvidia-container-cli or nvidia-container-runtime. "
-        "The minimum is 1.8.0 with cgroup v2, 1.7.0 with a kubelet, and 1.11.0 on Tegra."
-    ),
+    looks_at="nvidia-ctk --version, else the version of nvidia-container-cli or nvidia-container-runtime. "
+    "The minimum is 1.8.0 with cgroup v2, 1.7.0 with a kubelet, and 1.11.0 on Tegra.",
     fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing",),
     classes=(*EVERYWHERE_BUT_TEGRA, TEGRA),
@@ -229,11 +225,9 @@ def toolkit_versions_mixed(node: Node) -> Verdict:
 @check(
     "toolkit-known-bad-version",
     title="This toolkit release has no known fault that affects this node",
-    looks_at=(
-        "the toolkit's version against a table of releases with known faults, for the engines in use "
-        "here and under WSL2 for the Windows driver. A fault that breaks every container is an error; "
-        "a fault that affects only the configuration of an engine by nvidia-ctk is a note."
-    ),
+    looks_at="the toolkit's version against a table of releases with known faults, for the engines in use "
+    "here and under WSL2 for the Windows driver. A fault that breaks every container is an error; "
+    "a fault that affects only the configuration of an engine by nvidia-ctk is a note.",
     fix=fixes.UPGRADE_TOOLKIT,
     blocked_by=("toolkit-missing", "toolkit-too-old"),
     classes=EVERYWHERE_BUT_TEGRA,
@@ -440,10 +434,8 @@ def toolkit_not_on_daemon_path(node: Node) -> Verdict:
     "hook-conflict",
     title="Only one method adds GPUs to containers",
     severity="warning",
-    looks_at=(
-        f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)}, if podman or CRI-O is the engine, and CDI "
-        "specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook."
-    ),
+    looks_at=f"NVIDIA's hooks in {', '.join(SYSTEM_DIRECTORIES)}, if podman or CRI-O is the engine, and CDI "
+    "specifications that don't set NVIDIA_VISIBLE_DEVICES=void for the hook.",
     fix=fixes.look(
         f"ls {' '.join(SYSTEM_DIRECTORIES)}", "Rename NVIDIA's hook: the engine then uses CDI alone"
     ),
@@ -504,10 +496,8 @@ def _probe(node: Node) -> Verdict:
 @check(
     "toolkit-cli-probe",
     title="nvidia-container-cli can access the driver",
-    looks_at=(
-        "nvidia-container-cli info in a child process with a limit of 15 seconds, if an engine calls "
-        "it. Only with --deep, because it wakes every GPU."
-    ),
+    looks_at="nvidia-container-cli info in a child process with a limit of 15 seconds, if an engine calls "
+    "it. Only with --deep, because it wakes every GPU.",
     fix=fixes.look("nvidia-container-cli -d /dev/stderr info", "The last lines name the library or device"),
     blocked_by=(
         "module-not-loaded",

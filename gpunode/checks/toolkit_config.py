@@ -70,10 +70,8 @@ def low_level(node: Node, settings: ToolkitSettings) -> Fix:
 @check(
     "toolkit-config-invalid",
     title="The toolkit's configuration is valid",
-    looks_at=(
-        "/etc/nvidia-container-runtime/config.toml, or the file beside the GPU operator's toolkit: "
-        "syntax, types, and the ldconfig and low-level runtimes that it names."
-    ),
+    looks_at="/etc/nvidia-container-runtime/config.toml, or the file beside the GPU operator's toolkit: "
+    "syntax, types, and the ldconfig and low-level runtimes that it names.",
     fix=fixes.look(
         "gpunode toolkit config get",
         "Remove a setting that has a problem: gpunode toolkit config unset",
@@ -213,9 +211,8 @@ def ldconfig_fails(node: Node) -> Verdict:
 @check(
     "no-cgroups-wrong",
     title="The toolkit sets containers' device permissions",
-    looks_at=(
-        f"{NO_CGROUPS} in config.toml, and whether an engine that runs as root uses nvidia-container-cli."
-    ),
+    looks_at=f"{NO_CGROUPS} in config.toml, and whether an engine that runs as root uses "
+    "nvidia-container-cli.",
     fix=Fix(f"gpunode toolkit config set {NO_CGROUPS}=false"),
     blocked_by=("toolkit-missing", "toolkit-config-invalid"),
     refs=("https://github.com/NVIDIA/nvidia-container-toolkit/issues/580",),

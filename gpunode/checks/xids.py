@@ -24,11 +24,9 @@ _RECOVERS_ALONE = (xids.APPLICATION, xids.IGNORE, xids.RESTART_APP)
 @check(
     "xid-recent",
     title="The driver reports no XID errors",
-    looks_at=(
-        "the NVRM: Xid lines in the kernel's log of this boot, within the last day and since the "
-        "driver was last loaded: their class (docs/health.md) and the recovery action that the driver "
-        "reports now."
-    ),
+    looks_at="the NVRM: Xid lines in the kernel's log of this boot, within the last day and since the "
+    "driver was last loaded: their class (docs/health.md) and the recovery action that the driver "
+    "reports now.",
     fix=fixes.look(
         "dmesg | grep -i -e nvrm -e xid | tail -n 20",
         "Restart the program that used the GPU. If the XID comes again, end all work on the node and "
