@@ -50,7 +50,7 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit, rollback_command
 from gpunode.host.transaction import UnitChanges, change_files, marked_edit
 from gpunode.output.result import Block, Cell, Change, Progress, Result, Style, Table, Text, change_blocks
-from gpunode.runtime.apply import engine_restart
+from gpunode.runtime.restart import engine_restart
 
 cdi_app = command_group("Generate and list CDI specifications. They describe the GPUs to engines.")
 

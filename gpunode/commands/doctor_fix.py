@@ -17,7 +17,7 @@ from gpunode.host.journal import FileEdit
 from gpunode.host.transaction import Restart, attempt, change_files
 from gpunode.output.result import Block, Change, ExitCode, Progress, Result, Style, Text
 from gpunode.packages.apply import CarriedOut
-from gpunode.runtime.apply import engine_restart
+from gpunode.runtime.restart import engine_restart
 
 ALLOWANCES = ("restart", "drain", "reboot")
 _ROUNDS = 8  # fixing a cause shows the findings that waited for it; a chain is never that long

@@ -69,7 +69,7 @@ from gpunode.packages.manager import (
     wait_for_others,
 )
 from gpunode.packages.repository import public_key
-from gpunode.runtime.apply import engine_restart
+from gpunode.runtime.restart import engine_restart
 
 driver_app = command_group("Plan and install the NVIDIA driver.")
 

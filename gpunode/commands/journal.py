@@ -44,9 +44,9 @@ from gpunode.host.journal import (
 from gpunode.host.transaction import LOCK_SECONDS, change_files, recover
 from gpunode.output.result import Block, Cell, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime import find
-from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Active, Engine, Plan, Request
 from gpunode.runtime.removal import RollbackPlan, cdi_users, plan_rollback
+from gpunode.runtime.restart import engine_restart
 from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, edit_blocks, shown
 
 journal_app = command_group("List the changes that gpunode made on this node.", default="list")

@@ -17,7 +17,7 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.transaction import FilesChanged, change_files, marked_edit
 from gpunode.output.result import Block, Progress, Style, Text, change_blocks
-from gpunode.runtime.apply import engine_restart
+from gpunode.runtime.restart import engine_restart
 
 OPERATION = "mig-persist"
 UNIT = "gpunode-mig.service"

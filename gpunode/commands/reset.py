@@ -74,9 +74,9 @@ from gpunode.packages.toolkit import PACKAGES
 from gpunode.plugin.labels.sinks import own_labels, removal_patch
 from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit
 from gpunode.runtime import find
-from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import Request
 from gpunode.runtime.removal import configured
+from gpunode.runtime.restart import engine_restart
 from gpunode.runtime.workflow import edit_blocks, shown
 
 KIND = "Reset"

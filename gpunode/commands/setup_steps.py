@@ -52,7 +52,7 @@ from gpunode.output.result import (
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.observe.status_file import OwnStatus, read_own_status
 from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit, hidden_program, unit_text
-from gpunode.runtime.apply import engine_restart
+from gpunode.runtime.restart import engine_restart
 
 if TYPE_CHECKING:
     from gpunode.kubernetes.client import Cluster

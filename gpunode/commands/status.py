@@ -26,10 +26,10 @@ from gpunode.host import Host
 from gpunode.host.journal import OPEN_STATES, STATE_DIRECTORY, Entry, Journal, digest
 from gpunode.output.result import Block, Cell, Result, Style, Table, Text, many
 from gpunode.runtime import find
-from gpunode.runtime.apply import restarter_of
 from gpunode.runtime.crio import CrioEngine
 from gpunode.runtime.drift import DaemonAnswer, Drift, Remedies, drift, own_default, query_all
 from gpunode.runtime.engine import Active, Engine
+from gpunode.runtime.restart import restarter_of
 
 # `gpunode status runtime` as text.
 

@@ -57,8 +57,8 @@ from gpunode.packages.repository import (
     shelf_of,
 )
 from gpunode.packages.toolkit import PACKAGES, Goal, Steps, common_version
-from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.find import FINDERS
+from gpunode.runtime.restart import engine_restart
 
 
 @dataclass(frozen=True)

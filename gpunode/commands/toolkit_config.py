@@ -29,8 +29,8 @@ from gpunode.output.result import (
     Text,
     change_blocks,
 )
-from gpunode.runtime.apply import engine_restart
 from gpunode.runtime.engine import decode
+from gpunode.runtime.restart import engine_restart
 from gpunode.runtime.toolkit_file import with_settings, without_settings
 
 KIND = "ToolkitConfig"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpunode.errors import ConfigError, PreconditionError
+from gpunode.errors import ConfigError, DaemonError, PreconditionError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.registry import ENGINES
 from gpunode.host import NOT_TRUSTED, Host
@@ -245,6 +245,15 @@ class Engine(ABC):
     @abstractmethod
     def query(self) -> Active:
         """Query the running daemon; `DaemonError` if it doesn't answer."""
+
+    def query_if_up(self) -> Active | None:
+        """What the daemon reports now; None if it doesn't run, isn't reachable or must not be contacted."""
+        if not self.host.live:
+            return None
+        try:
+            return self.query()
+        except DaemonError:
+            return None
 
     def reload_edits(self) -> tuple[FileEdit, ...]:
         """The present files with the `undo` text that a reload needs; () if a restart must read them."""

@@ -20,14 +20,11 @@ from gpunode.runtime import find
 from gpunode.runtime.apply import (
     ApplyOutcome,
     EngineJob,
-    Restarter,
     apply,
-    engine_restart,
-    query_if_up,
-    restarter_of,
     roll_back_all,
 )
 from gpunode.runtime.engine import Active, DesiredConfig, Engine, Plan, Request
+from gpunode.runtime.restart import Restarter, engine_restart, restarter_of
 
 OPERATION = "configure-runtime"
 REMOVAL = "unconfigure-runtime"
@@ -249,7 +246,7 @@ def _task(request: Request, engine: Engine, intent: Intent) -> Task:
         plan = intent.plan(None)
         if plan.changed:
             return Task(engine, intent, plan, None, restarter)
-    active = query_if_up(engine)
+    active = engine.query_if_up()
     return Task(engine, intent, intent.plan(active), active, restarter)
 
 

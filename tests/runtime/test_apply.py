@@ -31,9 +31,11 @@ from gpunode.host.journal import Entry, FileEdit, Journal
 from gpunode.host.transaction import recover, uninterrupted
 from gpunode.runtime import apply as apply_module
 from gpunode.runtime import find
-from gpunode.runtime.apply import EngineJob, Restarter, apply, engine_restart, roll_back_all
+from gpunode.runtime import restart as restart_module
+from gpunode.runtime.apply import EngineJob, apply, roll_back_all
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Engine, Handler, Plan, Request, UnwantedConfig
+from gpunode.runtime.restart import Restarter, engine_restart
 from gpunode.runtime.workflow import refuse
 from tests.silent import SilentProgress
 
@@ -355,7 +357,7 @@ def test_file_not_restored_after_a_failed_reload_is_named_with_both_errors(
     def fails(number: int) -> None:
         raise DaemonError(f"reload {number} failed")
 
-    monkeypatch.setattr(apply_module, "write", full)
+    monkeypatch.setattr(restart_module, "write", full)
     made = dataclasses.replace(job(host, [BEFORE], fails), plan=Plan("docker", (edit,), "reload"))
     with pytest.raises(NotRestoredError) as caught:
         apply(made, Journal.of(host))

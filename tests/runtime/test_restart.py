@@ -10,7 +10,7 @@ from gpunode.errors import DaemonError, UsageError
 from gpunode.facts.daemons import Daemon
 from gpunode.facts.processes import Process
 from gpunode.host import Host
-from gpunode.runtime.apply import Restarter
+from gpunode.runtime.restart import Restarter
 
 DOCKERD = Process(40, ("dockerd",), 0.0)
 
