@@ -122,9 +122,8 @@ _COME_ALONG = "nvidia-utils"  # nvidia-driver-BRANCH needs it, nvidia-headless-B
 _WITH_KIND = ("nvidia-driver", "nvidia-headless", "nvidia-headless-no-dkms", "linux-modules-nvidia")
 
 
-def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
-    """Ubuntu's own driver packages that are installed here, in another branch and with this kernel module
-    (open, proprietary, or empty for the current one); empty if none are."""
+def from_ubuntu(node: Node, branch: int) -> str:
+    """Ubuntu's own driver packages that are installed here, in another branch; empty if none are."""
     if node.distribution.id != "ubuntu":
         return ""
     own = [name for name, package in node.packages.installed.items() if _of_archive(node, package)]
@@ -133,7 +132,7 @@ def from_ubuntu(node: Node, branch: int, module: str = "") -> str:
         return ""
     whole = any(parts[1] == "nvidia-driver" for parts in matches)
     selected = (parts for parts in matches if not (whole and parts[1] == _COME_ALONG))
-    return " ".join(sorted({_renamed(parts, branch, module) for parts in selected}))
+    return " ".join(sorted({_renamed(parts, branch) for parts in selected}))
 
 
 def _of_archive(node: Node, package: Package) -> bool:
@@ -141,10 +140,8 @@ def _of_archive(node: Node, package: Package) -> bool:
     return "-0ubuntu0." in package.version or not has_repository(node.host)
 
 
-def _renamed(parts: re.Match[str], branch: int, module: str) -> str:
+def _renamed(parts: re.Match[str], branch: int) -> str:
     name, _, server, kind, kernel = parts.groups("")
-    if module and name in _WITH_KIND:
-        kind = "" if module == "proprietary" else "-open"
     return f"{name}-{branch}{server}{kind}{kernel}"
 
 

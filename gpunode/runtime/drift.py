@@ -115,7 +115,7 @@ def _copies(daemon: Daemon, files: EngineSettings) -> Iterator[Drift]:
 
 # Queries to several daemons at once, with a timeout.
 
-SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
+_SECONDS = 3.0  # a healthy daemon answers within milliseconds, a busy one within a second
 
 
 class DaemonAnswer(NamedTuple):
@@ -125,8 +125,8 @@ class DaemonAnswer(NamedTuple):
     silence: str = ""
 
 
-def query_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[DaemonAnswer, ...]:
-    """The answers, in the engines' order, after `seconds` at most; a late one counts as silent."""
+def query_all(engines: Sequence[Engine]) -> tuple[DaemonAnswer, ...]:
+    """The answers, in the engines' order, after 3 seconds at most; a late one counts as silent."""
     answers: dict[int, DaemonAnswer] = {}
 
     def query(number: int, engine: Engine) -> None:
@@ -139,8 +139,8 @@ def query_all(engines: Sequence[Engine], seconds: float = SECONDS) -> tuple[Daem
     threads = [threading.Thread(target=query, args=pair, daemon=True) for pair in enumerate(engines)]
     for thread in threads:
         thread.start()
-    deadline = engines[0].host.monotonic() + seconds if engines else 0.0
+    deadline = engines[0].host.monotonic() + _SECONDS if engines else 0.0
     for thread, engine in zip(threads, engines, strict=True):
         thread.join(max(0.0, deadline - engine.host.monotonic()))
-    late = DaemonAnswer(None, f"no answer within {seconds:g} seconds")
+    late = DaemonAnswer(None, f"no answer within {_SECONDS:g} seconds")
     return tuple(answers.get(number, late) for number in range(len(engines)))
