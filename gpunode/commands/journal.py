@@ -28,6 +28,7 @@ from gpunode.errors import (
     PreconditionError,
     Unreadable,
     UsageError,
+    ValidationError,
 )
 from gpunode.host import Host
 from gpunode.host.journal import (
@@ -47,7 +48,15 @@ from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Plan, Request
 from gpunode.runtime.removal import RollbackPlan, cdi_users, plan_rollback
 from gpunode.runtime.restart import engine_restart
-from gpunode.runtime.workflow import Intent, RestartReport, RuntimeConfiguration, change, edit_blocks, shown
+from gpunode.runtime.workflow import (
+    OPERATION,
+    Intent,
+    RestartReport,
+    RuntimeConfiguration,
+    change,
+    edit_blocks,
+    shown,
+)
 
 journal_app = command_group("List the changes that gpunode made on this node.", default="list")
 
@@ -337,7 +346,8 @@ def roll_back(
     """Restore one entry's files with mode and owner; kind Rollback, data as for RuntimeConfiguration.
 
     Without a `name` it is the last entry. The engine and its files are the entry's, not those of `request`.
-    `ConfigError` if another program has changed one of the files since; nothing is restored then.
+    `ConfigError` if another program has changed one of the files since, `ValidationError` if the engine
+    refuses the earlier files; nothing is restored then.
     """
     if not request.dry_run and _killed(Journal.of(host), name):
         result = _finish(host, name, request.restart_command, progress)
@@ -374,7 +384,13 @@ def roll_back(
         socket=entry.socket,
         restart_command=request.restart_command or entry.restart_command,
     )
-    return change(host, request, prepare, progress)
+    try:
+        return change(host, request, prepare, progress)
+    except ValidationError as error:  # the engine refuses the earlier files
+        if entry.operation == OPERATION:
+            name = find.name_of(entry)
+            error.hint = f"to remove only the runtime: gpunode unconfigure-runtime --runtime {name}"
+        raise
 
 
 def _killed(journal: Journal, name: str) -> tuple[Entry, ...]:

@@ -156,14 +156,19 @@ def _own(
     active: Active | None,
 ) -> Plan:
     """The plan for the engine's files: as they were before, or without the runtimes."""
-    own_cdi = switched_cdi(engine, journal, names)
+    own_cdi, refusal = switched_cdi(engine, journal, names), ""
     edits = tuple(edit for edit in rollback.edits if edit.path not in cdi_paths())
     if edits and (own_cdi or not cdi):  # the earlier file may have another tool's switch
         restored = rollback._replace(edits=edits).engine_plan(engine, names, active)
-        if _loads(engine, restored):
+        try:
+            engine.validate(restored.own, None)
+        except ValidationError as error:  # a run may have fixed what the engine refused
+            refusal = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
+        else:
             return restored
     previous = previous_default(engine, journal, names)
-    return engine.plan_removal(UnwantedConfig(names, previous, cdi or own_cdi), active)
+    removal = engine.plan_removal(UnwantedConfig(names, previous, cdi or own_cdi), active)
+    return removal._replace(notes=(*removal.notes, *filter(None, (refusal,))))
 
 
 def _cdi_paths(host: Host) -> tuple[str, ...]:
@@ -184,15 +189,6 @@ def _own_files(host: Host, paths: tuple[str, ...]) -> tuple[FileEdit, ...]:
         if made_by_gpunode(content) if specification else refresh.MARKER.encode() in (content or b""):
             edits.append(FileEdit(path, content, None, generated=specification, beside=True))
     return tuple(edits)
-
-
-def _loads(engine: Engine, plan: Plan) -> bool:
-    """Whether the engine accepts the earlier files: a run may have fixed what it refused."""
-    try:
-        engine.validate(plan.own, None)
-    except ValidationError:
-        return False
-    return True
 
 
 unconfigure_app = typer.Typer(rich_markup_mode=None)

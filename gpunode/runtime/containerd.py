@@ -87,15 +87,7 @@ class ContainerdEngine(Engine):
     def plan_edits(self, edits: tuple[FileEdit, ...], names: tuple[str, ...], active: Active | None) -> Plan:
         """The plan around edits that are known to remove `names`."""
         config = load_config(self.host, self.daemon.config_path, self.daemon.version)
-        plan = self._removal(edits, names, active, config.version)._replace(restores=True)
-        if self._validator is not None:
-            try:
-                self._validator.staged(laid_over(self.host, config.files, plan.edits))
-            except ValidationError as error:
-                note = f"cannot restore the previous files, so only the runtimes are removed: {error.message}"
-                removal = self.plan_removal(UnwantedConfig(names), active)
-                return removal._replace(notes=(*removal.notes, note))
-        return plan
+        return self._removal(edits, names, active, config.version)._replace(restores=True)
 
     def _removal(
         self,

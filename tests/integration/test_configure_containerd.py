@@ -104,6 +104,27 @@ def test_unconfigure_restores_the_bytes_after_several_runs(cli: Cli) -> None:
     assert digest(cli.engine.config) == before
 
 
+def test_earlier_file_that_containerd_refuses_is_not_restored_but_the_default_is(cli: Cli) -> None:
+    text = cli.engine.config.read_text().replace(
+        "[plugins]\n",
+        f"""[plugins]
+  [plugins."{P2}".containerd]
+    default_runtime_name = "other"
+    [plugins."{P2}".containerd.runtimes.other]
+      runtime_type = "io.containerd.runc.v2"
+""",
+    )
+    # in version 2 plugins have other names
+    cli.engine.config.write_text(f'disabled_plugins = ["cri"]\n{text}')
+    assert cli.data("configure-runtime", "--set-as-default")["active"]["default"] == "nvidia"
+    refused = cli.run("rollback")
+    assert refused.returncode == 1 and "hint: to remove only the runtime: gpunode unconf" in refused.stderr
+    done = cli.run("unconfigure-runtime")
+    assert "cannot restore the previous files, so only the runtimes are removed" in done.stderr
+    with Cri(Host(), cli.engine.socket) as cri:
+        assert (cri.status().default_handler, cri.status().handlers) == ("other", ("other",))
+
+
 def test_rollback_restores_bytes_mode_and_owner(cli: Cli) -> None:
     cli.engine.config.chmod(0o640)
     os.chown(cli.engine.config, 0, 6)
