@@ -62,7 +62,7 @@ def _runtime_hint(name: str) -> str:
 
 def engines(host: Host, request: Request) -> tuple[Engine, ...]:
     """The engines of a request, in the order in which it names them. Errors as for `engine`."""
-    names = request.runtimes or ("auto",)
+    names = request.runtimes
     files = {"--config": request.config, "--drop-in-config": request.drop_in_config}
     files |= {"--socket": request.socket, "--restart-command": request.restart_command}
     option = next((option for option, value in files.items() if value), "")
@@ -151,7 +151,7 @@ def name_of_daemon(daemon: Daemon) -> str:
 
 
 def _name(manager: str, engine: str) -> str:
-    return manager if manager in FINDERS else engine
+    return manager if manager in DISTRIBUTIONS else engine  # Docker manages a containerd, too
 
 
 def _auto(host: Host, config: str) -> str:

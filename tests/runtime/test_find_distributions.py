@@ -338,3 +338,26 @@ def test_impossible_selection_is_refused_with_a_hint(
     with pytest.raises(GpunodeError) as caught:
         find.engine(Host(node.root), name, config, drop_in)
     assert caught.value.hint
+
+
+def test_containerd_of_docker_is_left_to_docker(node: Node) -> None:
+    path = "/var/run/docker/containerd/containerd.toml"
+    node.file("/usr/bin/containerd", "x", 0o755)
+    node.file(path, "version = 2\n")
+    engine = find.engine(Host(node.root), "containerd", path)
+    with pytest.raises(PreconditionError, match="belongs to docker") as caught:
+        engine.plan(NVIDIA, None)
+    assert "--runtime docker" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["auto", "crio"])
+def test_without_any_engine_the_installable_ones_are_listed(node: Node, name: str) -> None:
+    with pytest.raises(PreconditionError, match="installed on this node") as caught:
+        find.engine(Host(node.root), name)
+    assert "docker, containerd, crio, podman" in caught.value.hint
+
+
+@pytest.mark.parametrize(("name", "program"), [("docker", "dockerd"), ("podman", "podman")])
+def test_auto_selects_the_only_engine(node: Node, name: str, program: str) -> None:
+    node.file(f"/usr/bin/{program}", "x", 0o755)
+    assert find.engine(Host(node.root), "auto").daemon.name == name
