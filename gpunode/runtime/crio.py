@@ -127,7 +127,7 @@ def only_nvidias(file: CrioFile) -> bool:
     return bool(handlers or default) and alone and is_known and all(starmap(is_nvidias, handlers.items()))
 
 
-# Plans for CRI-O's files. Pure functions over their text; crio.py reads, validates and queries.
+# Plans for CRI-O's files. Pure functions over their text; `CrioEngine` reads, validates and queries.
 #
 # Handlers are written to one drop-in that has nothing else. Other files are edited only if they would
 # override it: a later one that defines the same handler, and NVIDIA's own leftovers, which CRI-O loads
@@ -286,9 +286,7 @@ def removed(state: CrioState, unwanted: UnwantedConfig) -> PlannedFiles:
 
 def _take_out(names: Collection[str], previous_default: str, tree: Tree) -> None:
     """Remove handlers, a default that is one of them, and tables that become empty."""
-    runtime = dig(tree, "crio", "runtime")
-    if not isinstance(runtime, dict):
-        return
+    runtime = tree["crio"]["runtime"]
     if runtime.get("default_runtime") in names:
         del runtime["default_runtime"]
         if previous_default:

@@ -12,7 +12,6 @@ from gpunode.errors import (
     DaemonError,
     GpunodeError,
     PreconditionError,
-    UsageError,
     ValidationError,
 )
 from gpunode.facts.daemons import Daemon, parse_version
@@ -165,7 +164,7 @@ def still_used(host: Host, daemon: Daemon, names: tuple[str, ...]) -> tuple[str,
     return note, f"{containers} can't be restarted without this runtime: {some_of(up, _NAMED)}"
 
 
-# Plans for daemon.json. Pure functions over its text; docker.py reads, validates and queries.
+# Plans for daemon.json. Pure functions over its text; `DockerEngine` reads, validates and queries.
 
 BUILT_IN = "runc"  # dockerd refuses a file that defines a runtime of this name
 _BUILT_IN_SHIMS = ("io.containerd.runc.v2", "io.containerd.runtime.v1.linux")  # of dockerd 20.10
@@ -177,11 +176,6 @@ _CDI_BY_DEFAULT = (28, 2)
 
 def configured(content: str, path: str, desired: DesiredConfig) -> str:
     """The file with the runtimes, and keys for CDI and the default if requested; the rest unchanged."""
-    if BUILT_IN in desired.names:
-        raise UsageError(
-            f"dockerd reserves the runtime name {BUILT_IN}",
-            hint="choose another: --nvidia-runtime-name nvidia",
-        )
 
     def mutate(tree: Tree) -> None:
         _check_types(tree, content, path)

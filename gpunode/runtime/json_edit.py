@@ -31,8 +31,9 @@ class _Object(NamedTuple):
     end: int  # after the closing brace
     members: tuple[_KeySpan, ...]
 
-    def member(self, key: str) -> _KeySpan | None:
-        return next((member for member in self.members if member.key == key), None)
+    def member(self, key: str) -> _KeySpan:
+        """An existing member."""
+        return next(member for member in self.members if member.key == key)
 
 
 def edit(text: str, mutate: Mutation, path: str) -> str:
@@ -60,17 +61,13 @@ def edit(text: str, mutate: Mutation, path: str) -> str:
 
 
 def line_of(text: str, *keys: str) -> int:
-    """The line, 1-based, of the member at the path `keys`, or of its last existing parent; else 1.
+    """The line, 1-based, of the existing member at the path `keys`; without keys it is 1.
 
     The text is known to be an object without duplicate keys.
     """
     start, line = text.find("{"), 1
     for key in keys:
-        if start < 0 or text[start] != "{":
-            break
         member = _scan(text, start).member(key)
-        if member is None:
-            break
         line = text.count("\n", 0, member.start) + 1
         start = member.value
     return line
@@ -109,21 +106,17 @@ def _scan(text: str, start: int) -> _Object:
 
 
 def _apply(text: str, change: Edit) -> str:
+    *parents, key = change.path
     here = _scan(text, text.index("{"))
-    depth = 1
-    for key in change.path[:-1]:
-        inner = here.member(key)
-        if inner is None:
-            return text  # the comparison at the end refuses
-        here = _scan(text, inner.value)
-        depth += 1
+    for parent in parents:
+        here = _scan(text, here.member(parent).value)
     if isinstance(change, Remove):
-        return _remove(text, here, change.path[-1])
-    member = here.member(change.path[-1])
-    if member is not None:
+        return _remove(text, here, key)
+    if any(member.key == key for member in here.members):
+        member = here.member(key)
         indent = _line_indent(text, member.start)
         return text[: member.value] + _dump(text, change.value, here, indent) + text[member.end :]
-    return _insert(text, here, depth, change.path[-1], change.value)
+    return _insert(text, here, len(change.path), key, change.value)
 
 
 def _remove(text: str, here: _Object, key: str) -> str:

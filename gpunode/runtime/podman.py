@@ -28,7 +28,7 @@ from gpunode.runtime.engine import (
 )
 from gpunode.runtime.toml_edit import document
 
-# Plans for podman's files. Pure functions over their text; podman.py reads, validates and queries.
+# Plans for podman's files. Pure functions over their text; `PodmanEngine` reads, validates and queries.
 
 DROP_IN = f"{DROP_INS}/99-nvidia.conf"
 

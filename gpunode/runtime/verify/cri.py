@@ -212,7 +212,7 @@ _CLIENTS = {"microk8s": ("/snap/bin/microk8s.ctr",)}  # others have it as their 
 
 
 def run_on_containerd(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
-    """See `container_run.run_program`."""
+    """See `runtime.verify.run_program`."""
     start = host.monotonic()
     daemon = FINDERS[request.engine](host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else "")
@@ -311,7 +311,7 @@ class _Ctr:
 
 
 def run_on_crio(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
-    """See `container_run.run_program`."""
+    """See `runtime.verify.run_program`."""
     start = host.monotonic()
     daemon = find_crio(host, request.config or None)
     socket = request.socket or (daemon.socket if daemon else DEFAULT_SOCKET)

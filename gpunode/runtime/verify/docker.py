@@ -35,7 +35,7 @@ _START_SECONDS = 60.0
 
 
 def run_on_docker(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
-    """See `container_run.run_program`."""
+    """See `runtime.verify.run_program`."""
     start = host.monotonic()
     api = DockerApi(host, _socket(host, request))
     way = _way(host, api, request)

@@ -119,7 +119,7 @@ _OWN_FAILURES = (125, 126, 127)  # podman-run(1): podman itself failed, or the r
 
 
 def run_on_podman(host: Host, request: ContainerRequest, progress: Progress) -> ContainerOutcome:
-    """See `container_run.run_program`."""
+    """See `runtime.verify.run_program`."""
     start = host.monotonic()
     daemon = find_podman(host, request.config or None)
     if daemon is None or daemon.binary is None:
