@@ -167,12 +167,14 @@ _ROLLED_BACK = (RolledBackError, NotRestoredError)
 def _restart_with_old_files(job: EngineJob, entry: Entry) -> None:
     """Restart with the old files, if the daemon may have read the new ones.
 
-    `GpunodeError` if it doesn't answer then.
+    The reload reads the plan's own edits and fails if another program has changed a file since;
+    `restart._restart_after_recovery` has no plan and reloads the present file. `GpunodeError` if the daemon
+    doesn't answer then.
     """
     if entry.state == "begun" or job.restarter is None or job.plan.verb == "none":
         return
     try:
-        if job.plan.verb == "reload" and _answers(job.engine):
+        if job.plan.verb == "reload" and job.engine.query_if_up() is not None:
             reload_undo(job.plan.changed, job.restarter)
         elif job.plan.verb != "wait":
             job.restarter.perform("restart")
@@ -180,7 +182,8 @@ def _restart_with_old_files(job: EngineJob, entry: Entry) -> None:
     except GpunodeError as error:
         if error.code == UNRESTORED:
             raise
-        state = "did not read the old files again" if _answers(job.engine) else "does not run"
+        is_up = job.engine.query_if_up() is not None
+        state = "did not read the old files again" if is_up else "does not run"
         raise DaemonError(f"{job.plan.engine} {state}: {error.message}", hint=job.restarter.look) from error
 
 
@@ -196,11 +199,3 @@ def wait_until_up(engine: Engine) -> None:
 
     if not engine.host.wait_until(answers, _ANSWER_SECONDS, 0.1):
         engine.query()  # reports the reason
-
-
-def _answers(engine: Engine) -> bool:
-    try:
-        engine.query()
-    except DaemonError:
-        return False
-    return True

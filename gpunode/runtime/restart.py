@@ -203,7 +203,10 @@ def _restore_after_reload(host: Host, edit: FileEdit, reload_error: str) -> None
 
 
 def _restart_after_recovery(engine: Engine, restarter: Restarter, verb: str) -> None:
-    """A reload is rolled back by a reload: a restart of Docker would stop its containers."""
+    """A reload is rolled back by a reload: a restart of Docker would stop its containers.
+
+    A failed run does the same in `apply._restart_with_old_files`, with the edits of its plan.
+    """
     if verb == "wait":
         return  # the program that reads the files next reads the old ones
     edits = engine.reload_edits() if verb == "reload" and engine.query_if_up() is not None else ()

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,15 @@ from gpunode.errors import (
     RolledBackError,
 )
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.processes import Process
 from gpunode.host import Host, transaction
-from gpunode.host.journal import Entry, FileEdit, Journal
+from gpunode.host.journal import FileEdit, Journal
 from gpunode.host.transaction import recover, uninterrupted
 from gpunode.runtime import apply as apply_module
-from gpunode.runtime import find
 from gpunode.runtime import restart as restart_module
 from gpunode.runtime.apply import EngineJob, apply, roll_back_all
 from gpunode.runtime.docker import DockerEngine
 from gpunode.runtime.engine import Active, DesiredConfig, Engine, Handler, Plan, Request, UnwantedConfig
-from gpunode.runtime.restart import Restarter, engine_restart
+from gpunode.runtime.restart import Restarter
 from gpunode.runtime.workflow import refuse
 from tests.silent import SilentProgress
 
@@ -56,6 +55,11 @@ class FakeEngine(Engine):
         if isinstance(answer, DaemonError):
             raise answer
         return answer
+
+    def query_if_up(self) -> Active | None:
+        with suppress(DaemonError):  # also where the host's root isn't /
+            return self.query()
+        return None
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         raise AssertionError("apply is given its plan")
@@ -250,25 +254,6 @@ def test_running_containers_need_yes_unless_live_restore(monkeypatch: pytest.Mon
     refuse(engine, plan, Active(**busy), restarter, Request(confirm=lambda _question: True))
 
 
-def test_without_systemd_and_restart_command_it_is_refused_before_writing(tmp_path: Path) -> None:
-    restarter = Restarter(Host(tmp_path), DAEMON, lambda: DAEMON)
-    with pytest.raises(PreconditionError, match="must be restarted") as caught:
-        restarter.require("restart")
-    assert "--restart-command" in caught.value.hint
-
-
-def test_systemd_restarts_the_unit_and_a_plain_process_reloads_by_signal(tmp_path: Path) -> None:
-    (tmp_path / "run/systemd/system").mkdir(parents=True)
-    unit = Daemon("docker", None, (), "/c", "", "/s", "docker.service", (), Process(7, ("dockerd",), 0.0))
-    assert Restarter(Host(tmp_path), unit, lambda: unit).shown("reload") == "systemctl reload docker.service"
-    alone = Daemon("docker", None, (), "/c", "", "/s", None, (), Process(7, ("dockerd",), 0.0))
-    assert Restarter(Host(tmp_path), alone, lambda: alone).shown("reload") == "kill -HUP 7"
-    assert (
-        Restarter(Host(tmp_path), alone, lambda: alone, "sv restart 'a b'").shown("restart")
-        == "sv restart 'a b'"
-    )
-
-
 def test_missing_root_is_refused_before_any_change(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpunode.commands import configure_runtime
 
@@ -366,41 +351,3 @@ def test_file_not_restored_after_a_failed_reload_is_named_with_both_errors(
         "daemon.json was not restored after the reload: no space left on device; reload 2 failed" in message
     )
     assert "the files are as before" not in message
-
-
-@pytest.mark.parametrize(
-    ("named", "command"), [("/etc/docker/daemon.json", "sv restart docker"), ("/etc/crio/crio.conf", "mine")]
-)
-def test_restart_command_is_used_only_for_the_named_engine(
-    monkeypatch: pytest.MonkeyPatch, named: str, command: str
-) -> None:
-    """A killed run of another engine is recovered with the command in its entry."""
-    host = Host()
-    crio = FakeEngine(host, DAEMON._replace(config_path=named), answers=[BEFORE])
-    used: list[str] = []
-
-    def engines(_host: Host, _request: Request) -> tuple[FakeEngine, ...]:
-        return (crio,)
-
-    def perform(self: Restarter, _verb: str) -> float:
-        used.append(self.command)
-        return 0.0
-
-    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, DAEMON, answers=[BEFORE]))
-    monkeypatch.setattr(find, "engines", engines)
-    monkeypatch.setattr(Restarter, "perform", perform)
-    manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "mine"}
-    request = Request(("docker",), restart_command="sv restart docker")
-    engine_restart(host, SilentProgress(), request)(Entry.of("1", "/none", manifest))
-    assert used == [command]
-
-
-def test_engine_that_does_not_restart_after_a_recovery_is_an_error_with_a_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    host = Host()
-    monkeypatch.setattr(find, "engine", lambda *_: FakeEngine(host, DAEMON, answers=[BEFORE]))
-    manifest = {"state": "applied", "engine": "docker", "verb": "restart", "restartCommand": "false"}
-    with pytest.raises(DaemonError, match="docker could not be restarted: false failed") as caught:
-        engine_restart(host, SilentProgress())(Entry.of("1", "/none", manifest))
-    assert caught.value.hint.startswith("see why")
