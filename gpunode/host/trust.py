@@ -179,8 +179,6 @@ def _machine_root() -> int:
 
 def _others_may_write(status: os.stat_result) -> bool:
     """Whether a group has its user's number, and so one member, as most distributions create them."""
-    if stat.S_ISLNK(status.st_mode):
-        return False
     private = status.st_uid != 0 and status.st_uid == status.st_gid
     return bool(status.st_mode & stat.S_IWOTH) or (bool(status.st_mode & stat.S_IWGRP) and not private)
 

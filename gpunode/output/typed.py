@@ -146,7 +146,7 @@ class _Reader:
             if not member.optional:
                 if not self._lenient:
                     raise _error(at, "is missing")
-                values[member.name] = self._empty(kinds[member.name], at)
+                values[member.name] = _empty(kinds[member.name])
         return cls(**values)
 
     def value(self, kind: Any, data: Any, where: str) -> Any:
@@ -202,12 +202,11 @@ class _Reader:
             for number, (kind, item) in enumerate(zip(kinds, data, strict=True))
         )
 
-    def _empty(self, kind: Any, where: str) -> Any:
-        if get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind):
-            return None
-        if is_record(kind):
-            return self.value(kind, {}, where)
-        return _EMPTY[get_origin(kind) or kind]
+
+def _empty(kind: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind):
+        return None
+    return _EMPTY[get_origin(kind) or kind]
 
 
 @cache
