@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from gpunode.errors import ConfigError, GpunodeError, PreconditionError, Unreadable
 
@@ -37,14 +37,25 @@ def read_regular(path: Path, limit: int = READ_BYTES) -> bytes:
     return _read_all(descriptor, str(path), limit)
 
 
-def _read_all(descriptor: int, path: str, limit: int) -> bytes:
-    with os.fdopen(descriptor, "rb") as stream:
+@contextmanager
+def _regular(descriptor: int, path: str) -> Iterator[tuple[BinaryIO, int]]:
+    """A stream of an open regular file, and its size; OSError for anything else. Closes the descriptor, which
+    `os.fdopen` leaves open if it is a directory's."""
+    try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
-        data, size = bytearray(), status.st_size  # which is 0 in /proc
+        with os.fdopen(descriptor, "rb", closefd=False) as stream:
+            yield stream, status.st_size
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, path: str, limit: int) -> bytes:
+    with _regular(descriptor, path) as (stream, size):
+        data = bytearray()  # the size is 0 in /proc
         # in pieces: for files of /proc/sys the kernel allocates as much as is requested
         while size <= limit and (piece := stream.read(_PIECE)):
             data += piece
@@ -58,11 +69,8 @@ def _read_all(descriptor: int, path: str, limit: int) -> bytes:
 def read_end(path: Path, limit: int) -> bytes:
     """The last `limit` bytes of a regular file; errors as for `read_regular`, without its limit of size."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as stream:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        stream.seek(max(0, status.st_size - limit))
+    with _regular(descriptor, str(path)) as (stream, size):
+        stream.seek(max(0, size - limit))
         return stream.read(limit)
 
 

@@ -71,6 +71,14 @@ def test_missing_file_is_none_and_a_directory_is_an_error(host: Host, tmp_path: 
     assert "ls -ld /etc" in caught.value.hint
 
 
+def test_reading_a_directory_leaves_no_open_descriptor(host: Host, tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    for read in (host.read_text, lambda path: host.read_tail(path, 10)):
+        with pytest.raises(ConfigError, match="directory"):
+            read("/")
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_write_keeps_mode_and_follows_a_symlink(tmp_path: Path) -> None:
     real = tmp_path / "real.json"
     real.write_text("old")
