@@ -422,6 +422,25 @@ def test_only_chosen_devices_are_described(recorded):
     assert (ran.code, "there is no such device" in ran.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("name", "error", "hint"),
+    [
+        ("driver-lib-mismatch", "(NVML 18)", "gpunode doctor --only driver-lib-mismatch"),
+        ("nvml-hang", "the GPUs can't be listed", "gpunode doctor"),
+        ("wsl2-linux-driver", "not those of wsl2", "nvidia-ctk cdi generate --mode=wsl"),
+    ],
+)
+def test_reason_is_reported_if_the_gpus_cannot_be_described(name, error, hint, tmp_path):
+    ran = gpunode("cdi", "generate", "--root", str(recorded_host(name, tmp_path / "m").root))
+    assert ran.code != 0 and error in ran.err and hint in ran.err
+
+
+def test_mig_device_is_chosen_by_its_index(tmp_path):
+    tree = specification(recorded_host("healthy-mig-h100", tmp_path / "m").root, "--device-id", "0:1")
+    assert [device["name"] for device in tree["devices"]][:1] == ["0:1"]
+    assert "0:0" not in [device["name"] for device in tree["devices"]]
+
+
 def test_hooks_use_the_program_and_names_from_the_options(with_hooks):
     arguments = ("--nvidia-cdi-hook-path", "/opt/nvidia-cdi-hook", "--ldconfig-path", "/opt/ldconfig")
     hooks = specification(with_hooks, *arguments)["containerEdits"]["hooks"]

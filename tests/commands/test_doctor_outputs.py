@@ -102,7 +102,8 @@ def test_healthy_node_has_no_finding_metric(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("n.html", "<!doctype html>"), ("n.prom", "# HELP"), ("n.json", "{")]
+    ("name", "start"),
+    [("n.html", "<!doctype html>"), ("n.prom", "# HELP"), ("n.json", "{"), ("n.txt", "1 error: ")],
 )
 def test_file_is_written_atomically_in_the_format_of_its_extension(name, start, root, tmp_path):
     place = tmp_path / name
