@@ -194,6 +194,16 @@ def test_malformed_recording_is_named(host: Host, tmp_path: Path, text: str, com
         host.run(["id"])
 
 
+def test_dead_socket_is_replaced_and_a_live_one_is_reported(tmp_path: Path) -> None:
+    path = f"{tmp_path}/s"
+    Host().listen_unix(path).close()
+    with Host().listen_unix(path):
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+        with pytest.raises(PreconditionError, match="Address already in use") as caught:
+            Host().listen_unix(path)
+    assert caught.value.hint == f"find the process that uses it: ss -xlp src {path}"
+
+
 def test_live_and_dead_sockets_have_distinct_states(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
     listener = socket.socket(socket.AF_UNIX)

@@ -60,6 +60,14 @@ def test_commands_are_recorded_except_our_own_and_missing_ones():
     assert len(commands) == 2
 
 
+def test_file_systems_of_a_report_can_be_read_from_the_bundle(tmp_path):
+    host = RecordingHost()
+    live = host.file_system("/")
+    (tmp_path / ".gpunode").mkdir()
+    (tmp_path / ".gpunode/recording.json").write_text(json.dumps(host.kept.recording))
+    assert live is not None and Host(tmp_path).file_system("/") == live
+
+
 def test_oversized_logs_and_responses_are_truncated_and_reported(monkeypatch):
     monkeypatch.setattr("gpunode.host.recorder.MOST_FILE", 10)
     monkeypatch.setattr(Host, "kernel_log", lambda self: ("first", "4444", "last"))

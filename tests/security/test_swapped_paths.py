@@ -254,6 +254,22 @@ def test_file_read_through_a_symlink_in_a_shared_directory_is_not_replaced(place
     assert (caught.value.code, (shared / "link").is_symlink()) == ("planted-link", True)
 
 
+def test_rollback_replaces_a_symlink_that_another_user_planted(place: Path) -> None:
+    shared, outside = place / "shared", place / "outside"
+    shared.mkdir()
+    path = shared / "daemon.json"
+    path.write_text("before")
+    host = Host(environ={"GPUNODE_STATE_DIR": f"{place}/state"})
+    journal = Journal.of(host)
+    entry = journal.begin("test", [FileEdit(str(path), b"before", b"after")], {})
+    path.unlink()
+    outside.write_text("after")
+    shared.chmod(0o2775)
+    path.symlink_to(outside)
+    assert journal.restore_files(entry) == ()
+    assert not path.is_symlink() and (path.read_text(), outside.read_text()) == ("before", "after")
+
+
 def in_child(change: Callable[[], object]) -> None:
     """Call `change` in a process that may give up its root directory and its user."""
     child = os.fork()
