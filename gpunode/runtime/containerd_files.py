@@ -127,8 +127,12 @@ def import_of_drop_in(state: ContainerdState) -> str:
     """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it, or only the file.
 
     Only the file where the directory has files that containerd doesn't read: the glob would activate them.
+    Neither in the main file's directory: the main file would import itself, and the entry would stay after a
+    removal.
     """
     directory = state.drop_in.rpartition("/")[0]
+    if directory == state.config.path.rpartition("/")[0]:
+        return state.drop_in
     unread = [
         path
         for path in state.neighbours

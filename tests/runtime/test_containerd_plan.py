@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.errors import ConfigError
+from gpunode.errors import ConfigError, ValidationError
 from gpunode.facts.containerd import CRI_PLUGINS, load_config
 from gpunode.facts.daemons import Daemon
 from gpunode.host import Host
 from gpunode.output.typed import toml
-from gpunode.runtime.containerd import ContainerdEngine
+from gpunode.runtime.containerd import ContainerdEngine, allowed_for, must_have, must_keep
 from gpunode.runtime.containerd_plan import runtime_table
 from gpunode.runtime.engine import Active, DesiredConfig, Handler, Plan, UnwantedConfig
 from tests.files import write
@@ -144,6 +144,48 @@ def test_drop_in_that_needs_a_copy_is_refused_on_containerd_1(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="would have to be a copy") as caught:
         node.plan(drop_in="/etc/containerd/mine.toml")
     assert "leave out --drop-in-config" in caught.value.hint
+
+
+def test_named_drop_in_gets_the_runtime_on_containerd_2(tmp_path: Path) -> None:
+    node = Node(tmp_path, "2.1.9")
+    node.write(MAIN, "version = 3\n")
+    mine = "/etc/containerd/mine.toml"
+    changed = texts(node.plan(drop_in=mine))
+    assert toml(changed[MAIN])["imports"] == [mine]  # not *.toml, which the main file is, too
+    assert set(toml(changed[mine])["plugins"]) == {P3}
+    for path, text in changed.items():
+        node.write(path, text)
+    removal = node.engine(mine).plan_removal(UnwantedConfig(("nvidia",)), None)
+    assert texts(removal) == {MAIN: "version = 3\n", mine: ""}
+
+
+OURS = {"nvidia": {"options": {"BinaryName": "/usr/bin/nvidia-container-runtime"}}}
+
+
+@pytest.mark.parametrize(
+    ("desired", "cri", "message"),
+    [
+        (NVIDIA, {}, "does not find the runtime nvidia in the new"),
+        (
+            NVIDIA._replace(set_as_default=True),
+            {"containerd": {"runtimes": OURS}},
+            "still use None as default",
+        ),
+        (DesiredConfig(cdi=True), {"enable_cdi": False, "containerd": {"a": 1}}, "still have CDI off"),
+    ],
+)
+def test_view_of_containerd_without_the_desired_configuration_is_refused(
+    desired: DesiredConfig, cri: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message) as caught:
+        must_have({"plugins": {P3: cri}}, desired, MAIN)
+    assert MAIN.rpartition("/")[0] in caught.value.hint
+
+
+def test_view_of_containerd_in_which_another_key_changes_is_refused() -> None:
+    before, after = ({"plugins": {P3: {"max_container_log_line_size": size}}} for size in (1, 2))
+    with pytest.raises(ValidationError, match=rf"than nvidia differently: plugins\.{P3}\.max_container_log"):
+        must_keep(before, after, allowed_for(NVIDIA), MAIN)
 
 
 def test_foreign_drop_in_that_is_not_imported_does_not_become_effective(tmp_path: Path) -> None:
