@@ -33,6 +33,7 @@ runtime_type = "io.containerd.runc.v2"
 [{RUNTIMES}.runc.options]
 SystemdCgroup = true
 """
+TEMPLATE = "/var/snap/microk8s/current/args/containerd-template.toml"
 NVIDIA = DesiredConfig((Handler("nvidia", PROGRAM),))
 
 
@@ -232,6 +233,13 @@ def k0s(node: Node, text: str) -> Engine:
     return find.engine(Host(node.root), "k0s")
 
 
+def microk8s(node: Node, template: str) -> Engine:
+    unit = "/etc/systemd/system/snap.microk8s.daemon-containerd.service"
+    node.file(unit, "[Service]\nExecStart=/usr/bin/snap run microk8s.daemon-containerd\n")
+    node.file(TEMPLATE, template)
+    return find.engine(Host(node.root), "microk8s")
+
+
 def test_k0s_gets_a_drop_in_of_its_files_version(node: Node) -> None:
     plan = k0s(node, "# k0s_managed=true\nversion = 2\n").plan(NVIDIA, None)
     path, text = only(plan)
@@ -270,10 +278,7 @@ def test_value_of_another_type_is_named_with_its_line(node: Node, name: str, tex
     elif name == "k0s":
         broken = k0s(node, "# k0s_managed=true\nversion = 3\n" + text)
     else:
-        unit = "/etc/systemd/system/snap.microk8s.daemon-containerd.service"
-        node.file(unit, "[Service]\nExecStart=/usr/bin/snap run microk8s.daemon-containerd\n")
-        node.file("/var/snap/microk8s/current/args/containerd-template.toml", "version = 3\n" + text)
-        broken = find.engine(Host(node.root), name)
+        broken = microk8s(node, "version = 3\n" + text)
     with pytest.raises(ConfigError, match=r"toml:\d: plugins.* is not (a table|true or false)"):
         broken.plan(NVIDIA, None)
 
@@ -297,6 +302,35 @@ def test_file_not_managed_by_k0s_belongs_to_the_administrator(node: Node) -> Non
     assert (plan.engine, plan.verb) == ("k0s", "restart")
     assert all(edit.path.startswith("/etc/k0s/") for edit in plan.changed)
     assert any("not managed by k0s" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_runtime_of_another_author_is_removed_from_k0s(node: Node, managed: bool) -> None:
+    table, mark = detected_runtime(PROGRAM), "# k0s_managed=true\n"
+    path = "/etc/k0s/containerd.d/other.toml" if managed else "/etc/k0s/containerd.toml"
+    main = f"version = 3\n{RUNC}"
+    node.file("/etc/k0s/containerd.d/other.toml", f"version = 3\n{table}")
+    plan = k0s(node, mark + main if managed else main + table).plan_removal(UnwantedConfig(("nvidia",)), None)
+    (edit,) = plan.changed
+    assert (edit.path, edit.after, plan.engine) == (path, None if managed else main.encode(), "k0s")
+    assert any("not managed by k0s" in note for note in plan.notes) is not managed
+
+
+def test_runtime_of_another_author_is_removed_from_the_template_of_microk8s(node: Node) -> None:
+    default = f'[{CRI}.containerd]\ndefault_runtime_name = "%s"\n'
+    engine = microk8s(node, f"version = 3\n{default % 'nvidia'}{RUNC}{detected_runtime(PROGRAM)}")
+    plan = engine.plan_removal(UnwantedConfig(("nvidia",), "runc"), None)
+    assert only(plan) == (TEMPLATE, f"version = 3\n{default % 'runc'}{RUNC}")
+    assert (plan.engine, plan.verb) == ("microk8s", "restart")
+
+
+@pytest.mark.parametrize("name", ["k0s", "microk8s"])
+def test_cdi_is_switched_on_in_the_containerd_of_a_distribution(node: Node, name: str) -> None:
+    text = f"# k0s_managed=true\nversion = 2\n[{CRI.replace('cri.v1.runtime', 'grpc.v1.cri')}]\n"
+    engine = k0s(node, text) if name == "k0s" else microk8s(node, text)
+    plan = engine.plan(DesiredConfig(cdi=True), None)
+    tree = parse_toml(only(plan)[1], name)
+    assert dig(tree, "plugins", "io.containerd.grpc.v1.cri", "enable_cdi") is True and plan.switched_cdi
 
 
 def test_auto_selects_the_containerd_that_the_kubelet_uses(node: Node) -> None:
