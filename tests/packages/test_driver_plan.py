@@ -266,6 +266,12 @@ def test_blackwell_switches_use_the_subnet_manager_of_nvidias_repository(tmp_pat
     assert "systemctl enable nvidia-fabricmanager.service" in data["commands"]
 
 
+def test_blackwell_switches_without_a_driver_get_nvidias_repository(tmp_path):
+    data = plan(built(tmp_path, "healthy-b200-nvlsm", {}), archive("580.173.02"))
+    source = next(one for one in data["decisions"] if one["subject"] == "from")
+    assert data["route"] == "cuda-ubuntu" and "only this repository has nvlsm" in source["because"]
+
+
 def test_blackwell_switches_with_the_ubuntu_driver_lack_the_subnet_manager(tmp_path):
     """Without nvlsm the fabric never starts, while nvidia-smi looks normal."""
     here = dict.fromkeys(("nvidia-utils-580-server", "libnvidia-cfg1-580-server"), f"580.159.03-{JAMMY}")
@@ -508,6 +514,21 @@ def test_mirror_of_nvidias_repository_is_added_in_its_place(tmp_path):
     text = data["files"][0]["content"]
     assert "baseurl=https://mirror.example.com/cuda/repos/rhel9/x86_64\n" in text
     assert "developer.download" not in text and "gpgcheck=1" in text
+
+
+def test_apt_gets_a_mirror_only_with_its_key(tmp_path):
+    root, mirror = built(tmp_path, "driver-not-installed", {}), "https://mirror.example.com/cuda/repos"
+    assert codes(plan(root, Shelf(), "--repository", mirror)) == ["mirror-not-set-up"]
+    key = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nAAAA\n-----END PGP PUBLIC KEY BLOCK-----\n"
+    (root / "mirror.asc").write_text(key)
+    argv = ("--root", str(root), "-o", "json", "--repository", mirror, "--key", "/mirror.asc")
+    data = gpunode("driver", "plan", *argv).document["data"]
+    ring = "/etc/apt/keyrings/nvidia-driver.asc"
+    written = {file["path"]: file["content"] for file in data["files"]}
+    source = "/etc/apt/sources.list.d/nvidia-driver.list"
+    assert (codes(data), written[ring]) == ([], key)
+    assert written[source] == f"deb [signed-by={ring}] {mirror}/ubuntu2204/x86_64 /\n"
+    assert data["commands"][0].startswith("apt-get update") and source in data["commands"][0]
 
 
 @pytest.mark.parametrize(
