@@ -9,7 +9,8 @@ import pytest
 
 from fixtures.engines import start_containerd
 from gpunode.daemons.cri import Cri
-from gpunode.errors import Unreadable
+from gpunode.daemons.docker import DockerApi
+from gpunode.errors import DaemonError, Unreadable
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
 from gpunode.host.bundle import files_of, links_of, packed
@@ -131,19 +132,25 @@ def test_real_daemon_responds_the_same_from_the_bundle(tmp_path):
     )
 
 
-def test_hanging_daemon_hangs_in_the_bundle_too(tmp_path):
-    from gpunode.daemons.docker import DockerApi
-    from gpunode.errors import DaemonError
+@pytest.mark.parametrize(
+    "query",
+    [
+        lambda host, socket: DockerApi(host, socket, 0.2).info(),
+        lambda host, socket: Cri(host, socket, timeout=0.2).status(),
+    ],
+    ids=["docker", "cri"],
+)
+def test_hanging_daemon_hangs_in_the_bundle_too(tmp_path, query):
     from tests.checks.test_patience_hanging_daemons import silent_socket
 
     with silent_socket(tmp_path / "s") as silent:
         host = RecordingHost()
         with pytest.raises(DaemonError) as first:
-            DockerApi(host, silent.address, 0.2).info()
+            query(host, silent.address)
     (tmp_path / ".gpunode").mkdir()
     (tmp_path / ".gpunode/recording.json").write_text(json.dumps(host.kept.recording))
     with pytest.raises(DaemonError) as second:
-        DockerApi(Host(tmp_path), silent.address).info()
+        query(Host(tmp_path), silent.address)
     assert (second.value.code, second.value.message) == (first.value.code, first.value.message)
     assert first.value.code == "timeout"
 

@@ -245,6 +245,13 @@ def test_line_ends_and_byte_order_mark_are_kept() -> None:
     assert toml(after.removeprefix("\ufeff")) == mutated(toml(body), add_runtime)
 
 
+def test_key_that_a_comment_shows_as_well_is_changed_in_its_own_line() -> None:
+    def mutate(tree: Tree) -> None:
+        tree["a"] = 3
+
+    assert toml_edit.edit("#a = 1\na = 2\n", mutate, "f", beside_comments=True) == "#a = 1\na = 3\n"
+
+
 def test_missing_import_is_refused(tmp_path: Path) -> None:
     path, text = "/config.toml", 'version = 2\nimports = ["/gone.toml"]\n'
     (tmp_path / "config.toml").write_text(text)

@@ -246,6 +246,17 @@ def test_container_run_by_a_system_service_is_not_the_nodes_own(
     assert Host(tmp_path).is_own(7) is own
 
 
+@pytest.mark.parametrize(("user", "own"), [("user:[1]", True), ("user:[2]", False)])
+def test_process_in_another_user_namespace_is_not_the_nodes_own(tmp_path: Path, user: str, own: bool) -> None:
+    for pid, space in ((1, "user:[1]"), (7, user)):
+        process = tmp_path / f"proc/{pid}"
+        (process / "ns").mkdir(parents=True)
+        (process / "status").write_text("Uid:\t0\t0\t0\t0\n")
+        (process / "ns/user").symlink_to(space)
+        (process / "ns/mnt").symlink_to("mnt:[1]")
+    assert Host(tmp_path).is_own(7) is own
+
+
 def test_file_created_first_by_another_user_does_not_keep_its_owner(place: Path) -> None:
     shared = place / "shared"
     shared.mkdir()
