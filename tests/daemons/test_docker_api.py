@@ -235,3 +235,11 @@ def test_response_before_the_body_was_read_is_received(tmp_path: Path) -> None:
     with serving(tmp_path / "d.sock", refuse) as path:
         with pytest.raises(DaemonError, match="no space left on device"):
             DockerApi(Host(), path, timeout=30.0).load_image(b"x" * (8 << 20))
+
+
+def test_container_removed_while_containers_are_listed_is_skipped(tmp_path: Path) -> None:
+    container = b'{"Name": "/b", "HostConfig": {"Runtime": "nvidia"}}'
+    listed = b'[{"Id": "1", "State": "exited"}, {"Id": "2", "State": "running"}]'
+    replies = iter((reply(listed), reply(b'{"message": "gone"}', "404 Not Found"), reply(container)))
+    with serving(tmp_path / "d.sock", lambda connection: connection.sendall(next(replies))) as path:
+        assert DockerApi(Host(), path, timeout=30.0).containers_of(("nvidia",), 5) == (("b", True),)

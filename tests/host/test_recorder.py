@@ -13,8 +13,8 @@ from gpunode.daemons.docker import DockerApi
 from gpunode.errors import DaemonError, Unreadable
 from gpunode.gpu.probe import probe
 from gpunode.host import Host
-from gpunode.host.bundle import files_of, links_of, packed
-from gpunode.host.process import LineChild
+from gpunode.host.bundle import UNITS, daemon_logs, files_of, links_of, packed
+from gpunode.host.process import Completed, LineChild
 from gpunode.host.recorder import RecordingHost
 from gpunode.host.redact import HIDDEN, Redaction, own_names, without_secrets
 
@@ -153,6 +153,28 @@ def test_hanging_daemon_hangs_in_the_bundle_too(tmp_path, query):
         query(Host(tmp_path), silent.address)
     assert (second.value.code, second.value.message) == (first.value.code, first.value.message)
     assert first.value.code == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "queries"),
+    [
+        (Completed((), 1, "", "No journal files were found.\n"), "No journal files were found.", len(UNITS)),
+        (Completed((), -9, "", "", timed_out=True), "journalctl didn't finish within 5 s", 2),
+        (Completed((), 127, "", "no such program\n"), "no such program", 2),
+    ],
+    ids=["refused", "hangs", "missing"],
+)
+def test_logs_of_daemons_are_in_a_report_or_the_reason_is(monkeypatch, end, reason, queries):
+    ended = []
+
+    def run(_host, argv, timeout):
+        ended.append(argv)
+        return Completed(argv, 0, "a line\n", "") if len(ended) == 1 else end
+
+    monkeypatch.setattr(Host, "run", run)
+    logs, missing = daemon_logs(Host())
+    assert logs == {UNITS[0]: "a line\n"} and missing[UNITS[1]] == reason
+    assert len(ended) == queries
 
 
 SECRETS = {
