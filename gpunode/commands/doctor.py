@@ -13,7 +13,6 @@ import typer
 from gpunode import __version__
 from gpunode.checks.catalogue import find_check
 from gpunode.checks.finding import Finding, FindingStatus
-from gpunode.checks.model import PREFLIGHTS
 from gpunode.checks.patience import Patience
 from gpunode.checks.report import (
     Headline,
@@ -221,8 +220,6 @@ def selected(
             find_check(identifier)
     if both := [check_id for check_id in only if check_id in skipped]:
         raise UsageError(f"{both[0]} is selected and skipped", hint=f"leave out --skip {both[0]}")
-    if preflight and preflight not in PREFLIGHTS:
-        raise UsageError(f"there is no preflight {preflight!r}", hint=f"one of {', '.join(PREFLIGHTS)}")
     if preflight and only and not any(preflight in find_check(check_id).preflight for check_id in only):
         raise UsageError(
             f"--preflight {preflight} has none of these checks: {', '.join(only)}",

@@ -237,8 +237,6 @@ def carry_out(
     `DaemonError` for a program that fails, or `RolledBackError` if files were rolled back because of it.
     `PreconditionError` if this user has no permission.
     """
-    if not host.live:
-        raise PreconditionError("fixes can be applied only on the node itself", hint="remove --root")
     files = [step for step in steps if step.path and not step.link]
     actions = [step for step in steps if step.argv or step.link]
     parts = [(own, list(part)) for own, part in groupby(actions, lambda step: step.argv[:1] == (_OURS,))]

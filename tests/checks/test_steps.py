@@ -131,9 +131,3 @@ def test_link_is_created_once_and_replaces_no_other_file(host: Host, tmp_path: P
     with pytest.raises(PreconditionError, match="is something else"):
         carry_out(host, "dev-char-symlinks", (step,), no_engine, QUIET)
     assert link.read_text() == "something else"
-
-
-def test_recorded_machine_is_never_changed(tmp_path: Path) -> None:
-    with pytest.raises(PreconditionError, match="can be applied only on the node itself"):
-        carry_out(Host(tmp_path), "one", (Step(path="/etc/x", content="x"),), no_engine, QUIET)
-    assert not (tmp_path / "etc").exists()

@@ -28,6 +28,11 @@ from tests.ordinary_user import AS_ORDINARY_USER, public_directory
             "gpunode doctor --fix --apply --allow drain --allow reboot",
         ),
         (
+            ["--fix", "--apply", "--allow", "everything"],
+            "there is no allowance 'everything'",
+            "one of restart, drain, reboot",
+        ),
+        (
             ["--output-file", "/nowhere/at/all/x.json"],
             "--output-file /nowhere/at/all/x.json: the directory doesn't exist",
             "create the directory: mkdir -p /nowhere/at/all",
@@ -37,6 +42,21 @@ from tests.ordinary_user import AS_ORDINARY_USER, public_directory
 def test_usage_error_suggests_the_intended_command(argv, message, hint, tmp_path):
     ran = gpunode("--root", str(tmp_path), "doctor", *argv)
     assert (ran.code, ran.out, ran.err) == (2, "", f"error: {message}\nhint: {hint}\n")
+
+
+def test_recorded_machine_is_never_changed(tmp_path):
+    recorded_host("nouveau-loaded", tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    ran = gpunode("--root", str(tmp_path), "doctor", "--fix", "--apply")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("error: a fix is only carried out on the node itself\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_carrying_out_a_fix_needs_root():
+    ran = gpunode("doctor", "--fix", "--apply", prefix=AS_ORDINARY_USER)
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == "error: carrying out a fix needs root\nhint: run it again with sudo\n"
 
 
 def test_prefix_of_an_id_suggests_the_matching_check():
