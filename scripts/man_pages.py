@@ -113,7 +113,7 @@ def _options(command: Any, context: typer.Context) -> list[str]:
     for param in command.listed_options(context):
         names = ", ".join(f"\\fB{_text(flag)}\\fR" for flag in (*param.opts, *param.secondary_opts))
         value = "" if param.is_flag else f" \\fI{_text(param.make_metavar(context))}\\fR"
-        _, text = record(param, context) or ("", "")
+        _, text = record(param, context)
         lines += [".TP", f"{names}{value}", _text(printed(text))]
     return lines
 

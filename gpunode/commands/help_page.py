@@ -68,15 +68,12 @@ class HelpPage(CheckedOptions):
         own_options = self.listed_options(ctx)
         arguments = [argument for argument in self.get_params(ctx) if argument.param_type_name == "argument"]  # type: ignore[attr-defined]
         for param in (*arguments, *own_options):
-            row = record(param, ctx)
-            if row is None:
-                continue
             heading = "Arguments" if param.param_type_name == "argument" else "Options"
             if is_global(param):
                 heading = GLOBAL
             elif heading == "Options" and len(own_options) > _MANY:
                 heading = param.rich_help_panel or heading
-            sections.setdefault(heading, []).append(row)
+            sections.setdefault(heading, []).append(record(param, ctx))
         for heading, records in sections.items():
             if records:
                 longest = max(len(word) for _, text in records for word in text.split(" "))
@@ -119,8 +116,8 @@ class HelpPage(CheckedOptions):
         return f"Variables: {' or '.join(parts)}{except_}; see gpunode help environment {path}"
 
 
-def record(option: Any, ctx: Any) -> tuple[str, str] | None:
-    """Names and help of an option or argument, with its default where that says something."""
+def record(option: Any, ctx: Any) -> tuple[str, str]:
+    """Names and help of an option or argument, with its default where that says something; none is hidden."""
     option.show_envvar = False
     spellings = option.opts
     if option.param_type_name == "option":  # NVIDIA's other names for it are in docs/, not on each page
@@ -130,8 +127,6 @@ def record(option: Any, ctx: Any) -> tuple[str, str] | None:
         ]
     texts = option.get_help_record(ctx)
     option.opts = spellings
-    if texts is None:
-        return None
     names = (
         texts[0].replace("<str>", "NAME").replace("<int>", "N").translate({ord("<"): None, ord(">"): None})
     )

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from threading import current_thread, main_thread
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -578,8 +577,6 @@ def _special_hint(context: Any, argv: Sequence[str], path: str, message: str) ->
 
 def _option_of(context: Any, word: str) -> str:
     """The option of the command for which Tab offers this word; empty if there is none."""
-    if context is None:
-        return ""
     command = context.command
     if default := getattr(command, "default", ""):
         command = command.get_command(context, default)
@@ -626,9 +623,6 @@ class ReceivedSignals(list[str]):
 def until_signal() -> Iterator[ReceivedSignals]:
     """Collect SIGHUP and the signals that end the process instead of ending; only in the main thread."""
     signals = ReceivedSignals()
-    if current_thread() is not main_thread():
-        yield signals
-        return
 
     def end(number: int, frame: FrameType | None) -> None:
         signals.append(signal.Signals(number).name)
