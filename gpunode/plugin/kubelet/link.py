@@ -104,13 +104,9 @@ def registry_socket(host: Host, settings: Settings, resource: str) -> str:
 
 
 def registry_sockets(host: Host, settings: Settings, resource: str) -> Iterator[str]:
-    """The sockets of a resource in the plugin watcher's directory, those of earlier releases included."""
-    plain = settings.endpoint(resource)
-    stem, _, suffix = plain.rpartition(".")
-    for path in host.glob(registry(settings), f"{stem}*.{suffix}"):
-        name = path.rpartition("/")[2]
-        if name == plain or name.startswith(f"{stem}@"):
-            yield path
+    """The sockets of a resource in the plugin watcher's directory: those that `registry_socket` has named."""
+    stem, _, suffix = settings.endpoint(resource).rpartition(".")
+    yield from host.glob(registry(settings), f"{stem}@*.{suffix}")
 
 
 # Our own socket: created where the kubelet expects it, and again whenever it was removed or replaced.

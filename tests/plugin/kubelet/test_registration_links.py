@@ -30,6 +30,7 @@ from tests.waiting import PATIENCE
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 REGISTRY = "/var/lib/kubelet/plugins_registry"
+LEFT = "nvidia-gpu@0123abcd.sock"
 
 
 @pytest.fixture(autouse=True)
@@ -235,41 +236,40 @@ def test_stream_ended_by_a_running_kubelet_brings_a_new_socket(host: Host, kubel
 
 @both
 def test_stale_socket_of_the_other_registration_method_is_removed(host: Host, registration: str) -> None:
-    other = DIRECTORY if registration == "watcher" else REGISTRY
+    stale = f"{DIRECTORY}/nvidia-gpu.sock" if registration == "watcher" else f"{REGISTRY}/{LEFT}"
     for directory in (DIRECTORY, REGISTRY):
         host.make_dirs(directory)
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(host.path(f"{other}/nvidia-gpu.sock")))
+        left.bind(str(host.path(stale)))
     with running(host, FakeBackend({GPU: 1}), registration=registration) as made:
         assert eventually(lambda: "serving" in made.log.messages())
-        assert not host.exists(f"{other}/nvidia-gpu.sock")
+        assert not host.exists(stale)
 
 
-def left_socket(host: Host, name: str) -> None:
-    """Files that a killed plugin leaves in plugins_registry."""
+def left_socket(host: Host) -> None:
+    """A file that a killed plugin leaves in plugins_registry."""
     host.make_dirs(REGISTRY)
     with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(host.path(f"{REGISTRY}/{name}")))
+        left.bind(str(host.path(f"{REGISTRY}/{LEFT}")))
 
 
-@pytest.mark.parametrize("name", ["nvidia-gpu.sock", "nvidia-gpu@0123abcd.sock"])
-def test_delay_for_the_socket_of_a_killed_plugin_does_not_block_its_successor(host: Host, name: str) -> None:
+def test_delay_for_the_socket_of_a_killed_plugin_does_not_block_its_successor(host: Host) -> None:
     """The kubelet has restarted while the plugin was stopped, and has failed to connect to the old socket."""
-    left_socket(host, name)
+    left_socket(host)
     times = Times(dial=0.2, first_retry=3600.0)
     with KubeletStub(host, times=times) as stub:
-        assert eventually(lambda: stub.watcher.delays(name))
+        assert eventually(lambda: stub.watcher.delays(LEFT))
         times.dial = times.info = PATIENCE  # the successor is connected, however busy the machine is
         with running(host, FakeBackend({GPU: 2}), registration="watcher"):
             assert stub.wait_allocatable(GPU, 2, PATIENCE)
-            assert not host.exists(f"{REGISTRY}/{name}")
+            assert not host.exists(f"{REGISTRY}/{LEFT}")
 
 
 @pytest.mark.full
 def test_plugin_returning_while_the_kubelet_dials_is_registered_once(host: Host) -> None:
-    left_socket(host, "nvidia-gpu.sock")
+    left_socket(host)
     with KubeletStub(host, times=Times(reconcile=0.3)) as stub:
-        assert eventually(lambda: stub.watcher.dials("nvidia-gpu.sock"))
+        assert eventually(lambda: stub.watcher.dials(LEFT))
         with running(host, FakeBackend({GPU: 2}), registration="watcher"):
             assert stub.wait_allocatable(GPU, 2, PATIENCE)
             assert not stub.wait_allocatable(GPU, 0, 3), "registered, removed and registered again"
