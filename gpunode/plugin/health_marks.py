@@ -77,9 +77,7 @@ class Mark:
         return Problem(self.code, self.reason, self.since, self.mend or _RECOVERY.get(self.kind, ""))
 
     def concerns(self, unit: Unit) -> bool:
-        """Whether this unit is, or contains, the failed one."""
-        if unit.gpu != self.gpu:
-            return False
+        """Whether this unit of the same GPU is, or contains, the failed one."""
         if not unit.partition or self.gi is None:
             return True
         return unit.gi == self.gi and (self.ci is None or unit.ci == self.ci)

@@ -59,7 +59,6 @@ def prefer(
 # --- distance of two GPUs -------------------------------------------------------------------------------
 
 PER_LINK = 100
-SAME_GPU = 10_000
 _FURTHEST = 60
 _WITHIN_NODE, _ACROSS = 40, 50
 
@@ -80,8 +79,6 @@ class Links:
         """100 per link, and by NVML's common ancestor from 60 (one board) to 10 (another socket). Where NVML
         reports no ancestor the NUMA nodes decide.
         """
-        if a.gpu == b.gpu:
-            return SAME_GPU
         pair = self._pairs.get((min(a.gpu, b.gpu), max(a.gpu, b.gpu))) or Pair(a.gpu, b.gpu)
         level = pair.level
         if level is None and a.numa is not None and b.numa is not None:
@@ -300,15 +297,13 @@ class _Shares:
         self._nodes = {device.unit.numa for device in fixed}
 
     def pick(self, count: int, packed: bool) -> list[KubeletDevice]:
-        """At most `count` devices, one after the other; on a tie the first GPU and unit."""
+        """`count` of the free devices, of which there are more, one after the other; on a tie the first GPU
+        and unit."""
         gpu_key = self._packed_gpu if packed else self._distributed_gpu
         unit_key = self._packed_unit if packed else self._distributed_unit
         picked: list[KubeletDevice] = []
         while len(picked) < count:
-            gpus = [gpu for gpu in self._free if self._gpus.free[gpu]]
-            if not gpus:
-                break
-            gpu = min(gpus, key=gpu_key)
+            gpu = min((gpu for gpu in self._free if self._gpus.free[gpu]), key=gpu_key)
             unit = min((unit for unit, devices in self._free[gpu].items() if devices), key=unit_key)
             picked.append(self._free[gpu][unit].pop())
             self._gpus.take(gpu)

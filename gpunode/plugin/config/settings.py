@@ -62,7 +62,7 @@ class HealthSettings(NamedTuple):
     """Which events count. Numbers are XIDs; `ALL_XIDS` in a set means all of them.
 
     An XID in `enabled` always counts; one in `disabled` doesn't; the others follow their class in
-    facts/kernel_log.py. `hold_seconds` is how long the cause must be gone before a device returns.
+    facts/xids.py. `hold_seconds` is how long the cause must be gone before a device returns.
     """
 
     disabled: frozenset[int] = frozenset()

@@ -28,7 +28,7 @@ LOOK_SECONDS = 5.0
 class NvidiaBackend:
     """See `gpunode.plugin.model.Backend`. It is a `ServicePart` and a `Veto` for its CDI specifications.
 
-    `again` is called, from its own thread, when device files that a plan used appear or disappear:
+    `replan` is called, from its own thread, when device files that a plan used appear or disappear:
     /dev/nvidia-uvm exists only after the first use of CUDA, and NVML doesn't report it.
     """
 

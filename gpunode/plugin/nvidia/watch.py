@@ -160,7 +160,10 @@ class WatcherEnd(NamedTuple):
 
 
 class ChildReader:
-    """Listens to one child. `found` is called for each inventory: why it has no GPU to advertise, or ""."""
+    """Listens to one child.
+
+    `on_inventory` is called for each inventory: why it has no GPU to advertise, or "".
+    """
 
     def __init__(
         self,
