@@ -101,7 +101,7 @@ def _wish(gpu: GpuLayout, desired: Mapping[str, int]) -> tuple[_Part, ...]:
     for name, count in desired.items():
         match = meaning(gpu, name)
         if match is None:
-            raise CannotPlace(f"it has no profile {name}", f"its profiles: {offered(gpu)}")
+            raise CannotPlace(f"it has no profile {name}", f"its profiles: {offered(gpu) or 'none'}")
         profile, compute = match
         most = profile.max_count * max(1, profile.slices)
         if count > most:

@@ -179,3 +179,42 @@ def test_unknown_label_error_lists_the_known_ones(mig_node: MigMaker, label: str
     ran = mig_node(mig_machine("h100")).apply(label)
     assert ran.code == 2
     assert ("did you mean all-balanced?" if label != "nothing" else "there are: all-disabled") in ran.err
+
+
+# --- a driver that reports the profiles once MIG is on ---------------------------------------------------
+
+
+def silent(times: int) -> Scenario:
+    """The driver reports no profile of an H100 in the first `times` calls, 18 for one look; 0: never."""
+    call = "nvmlDeviceGetGpuInstanceProfileInfo"
+    faults = (Fault(name, 3, times=times) for name in (call, f"{call}V"))
+    return mig_machine("h100").with_faults(*faults)
+
+
+def test_placements_are_chosen_once_the_profiles_are_reported(mig_node: MigMaker) -> None:
+    node = mig_node(silent(0))
+    ran = node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")
+    assert ran.code == 0 and "placements are chosen then" in ran.out
+    node.stub.write(silent(18))
+    assert node.apply("all-balanced").code == 0
+    assert node.devices() == BALANCED
+
+
+def test_layout_that_turns_out_not_to_fit_is_rolled_back(mig_node: MigMaker) -> None:
+    node = mig_node(silent(18))
+    ran = node.apply("wanted", file=node.profiles("3g.40gb: 2, 1g.10gb: 1"))
+    assert ran.code == 4
+    assert "this much of it would fit: 2 x 3g.40gb; the previous layout was restored" in ran.err
+    assert not node.gpu().current
+    node.stub.write(silent(0))
+    ran = node.apply("all-1g")
+    assert ran.code == 4 and "it has no profile 1g.10gb; its profiles: none;" in ran.err
+    assert not node.gpu().current
+
+
+def test_mode_that_waits_for_a_reset_unexpectedly_is_rolled_back(mig_node: MigMaker) -> None:
+    node = mig_node(mig_machine("h100").with_gpu(0, reported={"mig_vm": 1, "virtualization": 1}))
+    ran = node.apply("all-1g", "--skip-reset")
+    assert ran.code == 4 and "the new MIG mode of GPU 0 waits for a reset" in ran.err
+    assert "or let it wait for a reboot: --mode-only --skip-reset" in ran.err
+    assert not node.gpu().pending
