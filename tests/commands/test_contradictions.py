@@ -13,6 +13,22 @@ from tests.cli import gpunode
     ("argv", "error", "hint"),
     [
         ("gpus -q -v", "--quiet and --verbose exclude each other", "give one of them"),
+        ("-o html gpus", "this command has no -o html", "only gpunode doctor has; use -o json"),
+        (
+            "plugin check-config a.yaml --config-file b.yaml",
+            "both FILE and --config-file are given",
+            "name the file once",
+        ),
+        (
+            "mig apply -f a.yaml -c all-1g --persist --mode-only",
+            "--persist applies a whole layout at boot",
+            "leave --mode-only out",
+        ),
+        (
+            "configure-runtime --runtime containerd --also cdi --nvidia-runtime-name nvidia-cdi",
+            "the name nvidia-cdi is a variant's own",
+            "choose another: --nvidia-runtime-name nvidia",
+        ),
         (
             "doctor --output-file r.html -o json",
             "-o json contradicts the name r.html",

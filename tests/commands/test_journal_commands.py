@@ -61,6 +61,20 @@ def test_list_agrees_with_rollback(node: Path) -> None:
     assert states == {"toolkit-config": ("rolled-back", False), "rollback": ("committed", False)}
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"packages": {"x": ""}}, "it changed packages: it is undone by the command that made it"),
+        ({"state": "applied"}, "it is running or was interrupted: the next run rolls it back"),
+    ],
+)
+def test_reason_against_a_rollback_is_listed(node: Path, change: dict[str, Any], reason: str) -> None:
+    path = node / "var/lib/gpunode/journal" / entries(node)[-1]["id"] / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    last = entries(node)[-1]
+    assert (last["rollback"], last["reason"]) == (False, reason)
+
+
 def test_show_prints_the_diff_and_details_of_the_last_change(node: Path) -> None:
     data = journal(node, "show").document["data"]
     assert data["entry"]["id"] == entries(node)[-1]["id"]

@@ -101,6 +101,20 @@ PENDING: list[tuple[str, dict[str, Any], str, str, str]] = [
         "requires a login",
     ),
     (
+        "an image for another processor",
+        waiting("ErrImagePull", "no match for platform in manifest: not found"),
+        "pending-image",
+        "no match for platform",
+        "processor",
+    ),
+    (
+        "an image that may not be pulled",
+        waiting("ErrImageNeverPull", "Container image is not present with pull policy of Never"),
+        "pending-image",
+        "ErrImageNeverPull",
+        "pull it there",
+    ),
+    (
         "a runtime that fails",
         waiting(
             "CreateContainerError",
@@ -126,6 +140,30 @@ PENDING: list[tuple[str, dict[str, Any], str, str, str]] = [
         "runAsNonRoot",
         "runs only as root",
     ),
+    (
+        "a program for another processor",
+        waiting("RunContainerError", "exec /vectorAdd: exec format error"),
+        "pending-container",
+        "exec format error",
+        "for another processor",
+    ),
+    (
+        "a runtime whose program is missing",
+        waiting("RunContainerError", 'exec: "/usr/bin/runc": stat /usr/bin/runc: no such file or directory'),
+        "pending-container",
+        "no such file or directory",
+        "gpunode status runtime",
+    ),
+    (
+        "a gate of an admission webhook",
+        {
+            "phase": "Pending",
+            "conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}],
+        },
+        "pending-gated",
+        "gates new pods",
+        "see the gates",
+    ),
 ]
 """(name, the pod's status, code, part of the message, part of the hint)."""
 EVENTS: list[tuple[str, str, str, str]] = [
@@ -146,6 +184,12 @@ EVENTS: list[tuple[str, str, str, str]] = [
         "FailedCreatePodSandBox",
         "plugin type=calico failed (add): stat /var/lib/calico/nodename: no such file",
         "pending-sandbox",
+        "kubectl describe node gpu-1",
+    ),
+    (
+        "FailedMount",
+        'MountVolume.SetUp failed for volume "kube-api-access"',
+        "pending-node",
         "kubectl describe node gpu-1",
     ),
 ]

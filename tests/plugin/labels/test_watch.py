@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.machines import recorded_host
 from fixtures.scenario import Fault, Scenario, machine, mixed_layout, with_mig
 from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.commands.labels import _Node as Labelled
@@ -17,6 +19,7 @@ from gpunode.gpu.model import Inventory
 from gpunode.host import Host
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.labels.make import label
+from gpunode.plugin.labels.nvidia import vfio_inventory
 from gpunode.plugin.logfmt import open_log
 from gpunode.plugin.nvidia import platform
 from tests.cli import clean_environment, start_gpunode
@@ -153,6 +156,18 @@ def test_tegra_without_nvml_is_detected_by_its_files(tmp_path: Path, monkeypatch
     kept_by.on_change = lambda: notified.append(True)
     kept_by.broken("libnvidia-ml.so.1 isn't there", sure=True)
     assert (notified, kept_by.source()) == ([True], (Settings(), Inventory("")))
+
+
+def test_gpus_of_virtual_machines_are_read_from_the_bus_again(tmp_path: Path) -> None:
+    host = recorded_host("gpu-bound-vfio-rocky9", tmp_path)
+    settings = Settings(device_discovery_strategy="vfio", rediscover_seconds=0.0)
+    kept_by = Labelled(host, open_log(sys.stderr, {}), settings)
+    kept_by.let_go()  # no driver is in use
+    source = kept_by.source()
+    assert source is not None and source[1] is not None and source[1].gpus
+    shutil.rmtree(tmp_path / "sys/bus/pci/devices")
+    assert kept_by.source() == (settings, vfio_inventory(host))
+    assert not vfio_inventory(host).gpus
 
 
 def test_plugin_keeps_labels_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:
