@@ -50,6 +50,13 @@ def test_file_is_written_before_programs_run_and_rollback_removes_it(host: Host,
     assert not path.parent.exists()
 
 
+def test_file_of_a_fix_without_commands_is_written(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "new.conf"
+    did = carry_out(host, "nouveau-loaded", (Step(path=str(path), content="new\n"),), no_engine, QUIET)
+    assert path.read_text() == "new\n"
+    assert [(entry["id"], entry["state"]) for entry in journal(tmp_path)] == [(did.journal, "committed")]
+
+
 def test_failed_program_restores_files_and_links(host: Host, tmp_path: Path) -> None:
     path, link = tmp_path / "there.conf", tmp_path / "link"
     path.write_text("as it was\n")

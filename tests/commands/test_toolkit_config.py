@@ -61,6 +61,12 @@ def test_get_of_a_table_prints_its_keys(file: Path, run: Run) -> None:
     assert [name.rpartition(".")[2] for name in found] == ["spec-dirs", "default-kind", "annotation-prefixes"]
 
 
+def test_get_of_an_unknown_key_names_the_nearest(tmp_path: Path, run: Run) -> None:
+    ran = run("get", "nvidia-container-runtime.mod")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"hint: did you mean {MODE}?" in ran.err
+
+
 def test_get_without_a_file_prints_the_toolkits_defaults(tmp_path: Path, run: Run) -> None:
     ran = run("get", "-o", "json")
     assert ran.code == 0 and ran.document["data"]["exists"] is False

@@ -128,6 +128,7 @@ def test_hint_names_the_kubeconfig_of_the_user_who_called_sudo(tmp_path: Path) -
         ({"context": {"cluster": "gone"}}, "names the cluster 'gone', which does not exist"),
         ({"context": {"user": "gone"}}, "names the user 'gone', which does not exist"),
         ({"cluster": {"server": "10.0.0.1:6443"}}, "is not the address of an API server"),
+        ({"cluster": {"server": "https://[::1"}}, "is not the address of an API server"),
         ({"cluster": {"server": None}}, "got `null` - at `$.clusters[0].cluster.server`"),
         ({"cluster": {"server": ""}}, "is not the address of an API server"),
         ({"cluster": {"certificate-authority": "/no/ca.crt"}}, "names /no/ca.crt"),
@@ -137,6 +138,10 @@ def test_hint_names_the_kubeconfig_of_the_user_who_called_sudo(tmp_path: Path) -
         (
             {"user": {"exec": {"command": "x"}}},
             "missing required field `apiVersion` - at `$.users[0].user.exec`",
+        ),
+        (
+            {"user": {"exec": {"command": "x", "apiVersion": "client.authentication.k8s.io/v9"}}},
+            "exec's apiVersion 'client.authentication.k8s.io/v9' isn't known",
         ),
         ({"user": {"token": 7}}, "got `int` - at `$.users[0].user.token`"),
         ({"contexts": {"a": 1}}, "got `object` - at `$.contexts`"),

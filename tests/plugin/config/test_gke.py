@@ -226,6 +226,14 @@ def test_contradicting_options_are_refused(
     assert message in ran.err
 
 
+def test_translation_that_plugin_serve_would_refuse_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "gpu_config.json"
+    file.write_text('{"MaxTimeSharedClientsPerGPU": 10001}')
+    ran = check_config(file)
+    assert (ran.code, ran.out) == (1, "")
+    assert "sharing.timeSlicing.resources[0].replicas: '10001' is not a whole number from 2 to" in ran.err
+
+
 def test_oversized_stream_is_refused_instead_of_truncated(tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     file.write_text(f"{json.dumps(xid_map('79'))}\n{'#' * (4 << 20)}\n")
