@@ -138,6 +138,14 @@ def test_pending_pod_is_explained_and_removed(
     assert gpu_node.store.list("Pod") == []
 
 
+def test_reason_that_lasts_ends_the_wait_before_the_timeout(gpu_node: ApiServer, run: Gpunode) -> None:
+    gpu_node.pod_life = [waiting("CreateContainerError", "the device is gone")]
+    ran = verify(run, "--timeout", "1h")
+    assert ran.code == 1 and error_of(ran)["code"] == "pending-container"
+    assert 15 <= ran.document["data"]["pod"]["seconds"] < 60
+    assert gpu_node.store.list("Pod") == []
+
+
 @pytest.mark.full
 def test_node_without_the_resource_lists_the_resources_it_has(gpu_node: ApiServer, run: Gpunode) -> None:
     for part in ("capacity", "allocatable"):

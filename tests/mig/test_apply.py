@@ -160,6 +160,14 @@ def test_ordinary_user_may_plan_and_not_apply(mig_node: MigMaker) -> None:
     assert ran.code == 3 and "needs root" in ran.err
 
 
+def test_recorded_machine_is_never_changed(mig_node: MigMaker, tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    node = mig_node(mig_machine("h100"))
+    ran = node.run("apply", "--root", f"{tmp_path}/root", "-f", EXAMPLES, "-c", "all-1g")
+    assert ran.code == 3 and "MIG is only changed on the node itself" in ran.err
+    assert node.stub.mig_changes() == []
+
+
 @pytest.mark.full
 def test_process_using_a_removed_instance_is_named_and_stops_apply(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100")).among_all()

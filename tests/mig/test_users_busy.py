@@ -104,6 +104,8 @@ def test_process_names_cannot_inject_lines_or_commands(machine: Machine) -> None
     assert found.text.startswith("x error:reboot (process 41) uses")
     pod = Obstacle("pod", 0, "GPU 0", "default/a;reboot")
     unit = Obstacle("unit", 0, "GPU 0", "x", unit="a b.service")
+    rootless = Obstacle("process", 0, "GPU 0", "train", 43, container="0123456789abcdef")
+    assert GpusInUseError([rootless]).hint == "end first: train (process 43)"
     stop, end = GpusInUseError([pod, unit]).hint.split("; ", 1)
     assert stop == "stop them with: --drain 'a b.service'"
     assert end == "end first: kubectl delete pod -n default 'a;reboot'"
