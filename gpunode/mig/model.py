@@ -287,7 +287,8 @@ def compute_places(
 ) -> tuple[ComputeTarget, ...] | None:
     """The compute instances of a GPU instance; existing ones are kept where they match.
 
-    None if they don't fit. Where the driver reports no placements, only their number and sum count.
+    `desired` has at most the profile's slices. None if they don't fit. Where the driver reports no
+    placements, only their number counts.
     """
     left = Counter(desired)
     existing: list[ComputeInstance] = []
@@ -306,8 +307,6 @@ def compute_places(
     offers = {offer.slices: offer for offer in profile.compute}
     counts = Counter(desired)
     if any(size not in offers or counts[size] > offers[size].max_count for size in counts):
-        return None
-    if sum(desired) > profile.slices:
         return None
     if any(not offers[size].placements for size in news) or any(
         entry.placement is None for entry in existing
