@@ -113,36 +113,22 @@ LINK_AT_BOOT = Fix(f"echo '{_LINK_RULE}' > /etc/udev/rules.d/71-nvidia-dev-char.
 # Which driver this node should have: the newest that supports its GPUs, under its packages' names.
 
 # Ubuntu's names carry branch and kind: nvidia-headless-no-dkms-535-server-open, and modules of a kernel's
-# flavour; those of one kernel (linux-modules-nvidia-535-6.8.0-45-generic) come along with them
+# flavour
 _UBUNTU = re.compile(
-    r"(nvidia-driver|nvidia-headless|nvidia-headless-no-dkms|nvidia-utils|nvidia-fabricmanager|libnvidia-nscq"
-    r"|linux-modules-nvidia)-(\d{3})(-server)?(-open)?(-[a-z][a-z0-9.-]*)?"
+    r"(nvidia-driver|nvidia-headless|nvidia-headless-no-dkms|linux-modules-nvidia)"
+    r"-\d{3}(-server)?(-open)?(-[a-z][a-z0-9.-]*)?"
 )
-_COME_ALONG = "nvidia-utils"  # nvidia-driver-BRANCH needs it, nvidia-headless-BRANCH doesn't
-_WITH_KIND = ("nvidia-driver", "nvidia-headless", "nvidia-headless-no-dkms", "linux-modules-nvidia")
 
 
-def from_ubuntu(node: Node, branch: int) -> str:
-    """Ubuntu's own driver packages that are installed here, in another branch; empty if none are."""
-    if node.distribution.id != "ubuntu":
-        return ""
-    own = [name for name, package in node.packages.installed.items() if _of_archive(node, package)]
-    matches = [parts for name in own if (parts := _UBUNTU.fullmatch(name))]
-    if not any(parts[1] in _WITH_KIND for parts in matches):
-        return ""
-    whole = any(parts[1] == "nvidia-driver" for parts in matches)
-    selected = (parts for parts in matches if not (whole and parts[1] == _COME_ALONG))
-    return " ".join(sorted({_renamed(parts, branch) for parts in selected}))
+def from_ubuntu(node: Node) -> bool:
+    """Whether Ubuntu's own driver packages are installed here."""
+    installed = node.packages.installed.items() if node.distribution.id == "ubuntu" else ()
+    return any(_UBUNTU.fullmatch(name) and _of_archive(node, package) for name, package in installed)
 
 
 def _of_archive(node: Node, package: Package) -> bool:
     """NVIDIA's repository has packages with the same names, with releases such as 580.95.05-0ubuntu1."""
     return "-0ubuntu0." in package.version or not has_repository(node.host)
-
-
-def _renamed(parts: re.Match[str], branch: int) -> str:
-    name, _, server, kind, kernel = parts.groups("")
-    return f"{name}-{branch}{server}{kind}{kernel}"
 
 
 def spares(node: Node, need: GpuSupport) -> bool:
@@ -351,7 +337,7 @@ def _library_names(node: Node) -> tuple[str, ...]:
     if node.distribution.id == "debian":
         return ("nvidia-driver-cuda",)  # of NVIDIA's repository
     numbers = driver.version_numbers(node.module.version if node.module else next(iter(node.dkms), ""))
-    if not numbers or (numbers[0] >= 590 and not from_ubuntu(node, numbers[0])):
+    if not numbers or (numbers[0] >= 590 and not from_ubuntu(node)):
         return ()
     branch = f"{numbers[0]}{_server(node)}"
     return (f"libnvidia-compute-{branch}", f"nvidia-utils-{branch}")

@@ -204,7 +204,7 @@ def _manager_package(node: Node, branch: int) -> str:
     if node.distribution.family != "debian":
         return "nvidia-fabricmanager" if branch >= _ONE_NAME else "nvidia-fabric-manager"
     archive = node.distribution.id == "ubuntu" and not has_repository(node.host)
-    is_versioned = branch < _ONE_NAME or archive or driver_packages.from_ubuntu(node, branch)
+    is_versioned = branch < _ONE_NAME or archive or driver_packages.from_ubuntu(node)
     return f"nvidia-fabricmanager-{branch}" if is_versioned else "nvidia-fabricmanager"
 
 
