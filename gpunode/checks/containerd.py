@@ -115,9 +115,10 @@ def containerd_not_restarted(node: Node, daemon: Daemon) -> Verdict:
         return skip(f"{daemon.manager} starts this containerd and isn't running")
     if state != "listening":
         return _stopped(node, daemon, seen(socket, state))
-    handlers = reported_handlers(node)
-    if handlers is None:
-        return _silent(node, daemon)
+    try:
+        handlers = [name for name in node.cri.handlers if name]
+    except DaemonError as error:
+        return _silent(daemon, error)
     missing = sorted(set(map(str, config.runtimes)) - set(handlers))
     if not missing:
         return ok("the running containerd has loaded its configuration file")
@@ -152,26 +153,17 @@ def configure(daemon: Daemon) -> Fix | None:
     return fixes.configure(daemon.manager) if daemon.manager else None
 
 
-def _silent(node: Node, daemon: Daemon) -> Verdict:
+def _silent(daemon: Daemon, error: DaemonError) -> Verdict:
     """The daemon accepts connections but doesn't report its handlers: it hangs, or its CRI plugin isn't
     running."""
-    try:
-        node.cri  # noqa: B018 - read for its failure
-    except DaemonError as error:
-        if error.code == "timeout":
-            what, answer = (
-                "containerd is running, but its CRI doesn't answer",
-                seen(daemon.socket, error.message),
-            )
-            return fail(what, answer, fix=_managed(daemon), why="Until it answers, no pod can start.")
-        # before 1.6 the CRI served only v1alpha2, which looks the same to this client
-        if error.code == "cri-disabled" and daemon.version >= (1, 6):
-            return fail(
-                "the file enables the CRI plugin, but the running containerd doesn't serve it",
-                seen(daemon.socket, error.message),
-            )
-        raise
-    return skip(f"containerd doesn't report its configuration at {daemon.socket}")
+    answer = seen(daemon.socket, error.message)
+    if error.code == "timeout":
+        what, why = "containerd is running, but its CRI doesn't answer", "Until it answers, no pod can start."
+        return fail(what, answer, fix=_managed(daemon), why=why)
+    # before 1.6 the CRI served only v1alpha2, which looks the same to this client
+    if error.code == "cri-disabled" and daemon.version >= (1, 6):
+        return fail("the file enables the CRI plugin, but the running containerd doesn't serve it", answer)
+    raise error
 
 
 def _defined(node: Node, files: Iterable[str], config: ContainerdConfig, value: str, needle: str) -> Evidence:
