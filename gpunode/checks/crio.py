@@ -154,7 +154,7 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
         place, edit = _correction(node.host, error)
         unparsed = "CRI-O isn't running: it can't parse its configuration file"
         return fail(unparsed, place, silence, fix=replace(edit, effect=_STARTS), reboot=True)
-    for file in files.files if files is not None else ():
+    for file in files.files:
         for name, table in _handlers(file.runtime).items():
             monitor = table.get("monitor_path")
             if isinstance(monitor, str) and monitor.startswith("/") and not node.host.executable(monitor):
@@ -187,7 +187,7 @@ def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None
         return fail(
             "CRI-O has no nvidia handler and can't read its configuration file", place, answer, fix=edit
         )
-    evidence = [handler for file in (files.files if files else ()) if (handler := _nvidia_in(file))]
+    evidence = [handler for file in files.files if (handler := _nvidia_in(file))]
     if not evidence:
         return None
     summary = f"CRI-O hasn't loaded the {evidence[0].value} from {evidence[0].source} yet"
@@ -262,7 +262,7 @@ def crio_runtime_path(node: Node, daemon: Daemon) -> Verdict:
 def _line_of(node: Node, name: str, key: str) -> tuple[Evidence, ...]:
     """Position in the last file that has it; empty if the files are no longer readable."""
     try:
-        files = node.crio_files.defines(name) if node.crio_files else ()
+        files = node.crio_files.defines(name)
     except ConfigError:
         return ()
     return tuple(seen(file.path, f"{name}: {key}", file.line_of_handler(name, key)) for file in files[-1:])
@@ -335,8 +335,6 @@ def crio_stray_dropin(node: Node, daemon: Daemon) -> Verdict:
     except ConfigError as error:
         place, edit = _correction(node.host, error)
         return warn("CRI-O can't parse its configuration files and won't start again", place, fix=edit)
-    if files is None:
-        return skip("CRI-O has no configuration files")
     return _stray(files) or _twice(files) or ok(f"CRI-O reads {len(files.files)} files, none of them stray")
 
 

@@ -374,10 +374,10 @@ class Node:
         return find_crio(self.host)
 
     @topic
-    def crio_files(self) -> CrioConfig | None:
-        """Merged configuration in CRI-O's files; `ConfigError` for a file that CRI-O can't read either."""
-        if self.crio is None:
-            return None
+    def crio_files(self) -> CrioConfig:
+        """Merged configuration in the files of a node with CRI-O; `ConfigError` for a file that CRI-O can't
+        read either."""
+        assert self.crio is not None
         return load_crio(self.host, self.crio.config_path, drop_in_directory(self.crio))
 
     @topic
@@ -427,9 +427,8 @@ class Node:
 
     @topic
     def docker_config(self) -> dict[str, Any]:
-        """daemon.json; {} without Docker or without the file."""
-        if self.docker is None:
-            return {}
+        """daemon.json of a node with Docker; {} without the file."""
+        assert self.docker is not None
         path = self.docker.config_path
         return parse_daemon_json(self.host.read_text(path) or "", path, twice=True)
 
