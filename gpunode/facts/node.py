@@ -366,6 +366,7 @@ class Node:
 
     @topic
     def crio(self) -> Daemon | None:
+        # looked for first, because `find_crio` walks /proc again, which takes 20 ms for 1000 processes
         here = (
             any(process.name == "crio" for process in self.processes) or self.host.which("crio") is not None
         )
@@ -480,7 +481,7 @@ class Node:
 
     @topic
     def units(self) -> Mapping[str, UnitState]:
-        """By name, those of `unit_states.UNITS`; one that isn't in it is unknown."""
+        """By name, those of `facts.services.UNITS`; one that isn't in it is unknown."""
         return read_unit_states(self.host)
 
     @topic
