@@ -141,9 +141,8 @@ REPLACES_DRIVER = "GPU programs that start before the reboot fail"
 BY_RUNTIME = {"docker": LOADS_DOCKER, "containerd": RESTARTS_CONTAINERD, "crio": RESTARTS_CRIO}
 
 
-def effect_of(fix: Fix, node: Node | None = None) -> str:
-    """What a fix disturbs, its own `effect` if it has one; empty for nothing. Without a `node` nothing is
-    known of its Docker."""
+def effect_of(fix: Fix, node: Node) -> str:
+    """What a fix disturbs, its own `effect` if it has one; empty for nothing."""
     if fix.effect or fix.disruptive == "none":
         return fix.effect
     if fix.disturbs in (LOADS_DOCKER, RESTARTS_DOCKER):
@@ -152,11 +151,11 @@ def effect_of(fix: Fix, node: Node | None = None) -> str:
     return own or _DISTURBS[fix.disruptive]
 
 
-def _of_docker(node: Node | None, disturbs: str) -> str:
+def _of_docker(node: Node, disturbs: str) -> str:
     """What a command does to the containers of the system's Docker, as checks have read it; a daemon that
     hangs must not be queried again."""
-    docker = node.__dict__.get("docker") if node is not None else None
-    if node is None or not isinstance(docker, Daemon):
+    docker = node.__dict__.get("docker")
+    if not isinstance(docker, Daemon):
         return LOADS_OTHER_DOCKER if disturbs == LOADS_DOCKER else RESTARTS_OTHER_DOCKER
     if docker.process is None:
         return "starts Docker, which isn't running"

@@ -191,7 +191,7 @@ def test_each_docker_is_restarted_by_its_own_service_manager(tmp_path):
     assert docker_fixes.edit(node, system, 3, "").needs_root
     edit = docker_fixes.edit(node, snap, 3, "")
     assert edit.command == "${EDITOR:-vi} +3 /var/snap/docker/2893/config/daemon.json && snap restart docker"
-    assert effect_of(edit) == "restarts Docker, which stops its containers unless live-restore is on"
+    assert effect_of(edit, node) == "restarts Docker, which stops its containers unless live-restore is on"
 
 
 def test_file_rendered_by_k3s_is_never_edited(tmp_path):

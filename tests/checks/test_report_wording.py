@@ -14,7 +14,7 @@ from gpunode.checks.platform import RESTART_WSL
 from gpunode.checks.report import evidence_lines
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
-from gpunode.facts.node import Questions
+from gpunode.facts.node import Node, Questions
 from gpunode.host import Host
 from gpunode.output.render import plain_lines
 from tests.silent import SilentProgress
@@ -46,9 +46,10 @@ from tests.silent import SilentProgress
     ],
     ids=lambda value: getattr(value, "command", None),
 )
-def test_effect_of_a_fix_names_what_it_disturbs(fix, prefix):
-    assert effect_of(fix).startswith(prefix)
-    assert effect_of(replace(fix, disruptive="none")) == ""
+def test_effect_of_a_fix_names_what_it_disturbs(fix, prefix, tmp_path):
+    node = Node(Host(tmp_path, environ={}))
+    assert effect_of(fix, node).startswith(prefix)
+    assert effect_of(replace(fix, disruptive="none"), node) == ""
 
 
 @pytest.mark.parametrize(
