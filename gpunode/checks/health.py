@@ -709,20 +709,17 @@ def bad_cuda_env(node: Node) -> Verdict:
     )
     places = [variable.source for variable in variables if variable.source.startswith("/")]
     units = [variable.source for variable in variables if variable.source.endswith(".service")]
-    fix = None
     if places:
         here = [variable for variable in variables if variable.source == places[0]]
         line = here[0].line if len(here) == 1 else None
-        fix = edit_file(places[0], line, f"delete {', '.join(variable.name for variable in here)}")
+        edit = edit_file(places[0], line, f"delete {', '.join(variable.name for variable in here)}")
         others = [f"{variable.name} in {variable.source}" for variable in variables if variable not in here]
         other = f"Delete {' and '.join(others)} too. " if others else ""
-        fix = replace(fix, note=f"{other}{_KEPT}")
-    if fix is None:
-        fix = (
-            Fix(f"systemctl edit {units[0]}")
-            if units
-            else Fix(f"unset {names.replace(',', '')}", needs_root=False)
-        )
+        fix = replace(edit, note=f"{other}{_KEPT}")
+    elif units:
+        fix = Fix(f"systemctl edit {units[0]}")
+    else:
+        fix = Fix(f"unset {names.replace(',', '')}", needs_root=False)
     why = (
         "Every CUDA program of this node gets the variable and finds only the GPUs that it lists."
         if hides
