@@ -86,7 +86,7 @@ _PULL = {"Docker": "docker pull", "podman": "podman pull"}  # crictl for the oth
     title="The driver meets the image's requirements",
     looks_at="with --image REF: NVIDIA_REQUIRE_* and CUDA_VERSION of the image, as reported by the engines "
     "that hold it (none is pulled), against the driver, its CUDA version and the GPUs.",
-    fix=fixes.UPGRADE_DRIVER,
+    fix=driver_packages.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
     refs=(
         "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html",
@@ -228,7 +228,7 @@ _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
     "cuda-driver-version",
     title="The driver is new enough for the requested CUDA release",
     looks_at="with --cuda X.Y: the loaded driver against the oldest one that this CUDA release runs on.",
-    fix=fixes.UPGRADE_DRIVER,
+    fix=driver_packages.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-lib-mismatch", "nvml-hang"),
     refs=(_COMPATIBILITY,),
     table=releases.DRIVERS,
@@ -259,7 +259,7 @@ def cuda_driver_version(node: Node) -> Verdict:
     title="The driver can compile the PTX of the requested CUDA release",
     severity="warning",
     looks_at="the driver's own CUDA release against --cuda X.Y or CUDA_VERSION of --image REF.",
-    fix=fixes.UPGRADE_DRIVER,
+    fix=driver_packages.UPGRADE_DRIVER,
     blocked_by=("cuda-driver-version", "image-needs-newer-driver", "nvml-hang"),
     refs=(_COMPATIBILITY,),
     table=releases.DRIVERS,

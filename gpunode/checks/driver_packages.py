@@ -1,5 +1,8 @@
 """How this node gets its driver: checks of its packages, and the fixes that depend on it (repositories, DKMS,
 prebuilt modules, keys).
+
+Package names are those of NVIDIA's own repositories (the CUDA driver installation guide) and of the
+distributions.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from gpunode.facts.driver_targets import (
     refusal,
     supports,
 )
-from gpunode.facts.kernels import flavour, header_package, kernel_devel, version_key
+from gpunode.facts.kernels import flavour, header_package, kernel_devel, linux_headers, version_key
 from gpunode.facts.libraries import is_compat
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Automatic, Package
@@ -38,6 +41,48 @@ if TYPE_CHECKING:
 # Fixes for the driver.
 
 _GUIDE = f"follow {DRIVER_GUIDE}"
+
+# checks/preconditions.py has the command for systems where these fail
+INSTALL_DRIVER = Fix("gpunode driver install --yes", disturbs=REPLACES_DRIVER)
+UPGRADE_DRIVER = INSTALL_DRIVER.then_reboot()
+
+# SUSE's names in these are those for one driver, for gpunode explain: on a node suse_modules and
+# suse_libraries have the names for its driver
+BUILD_MODULE = per_family(
+    "apt install linux-headers-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
+    "dnf install kernel-devel-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
+    "zypper install --force nvidia-open-driver-G06-signed-kmp-default && modprobe nvidia",
+    "dkms autoinstall -k $(uname -r) && modprobe nvidia",
+)
+APT_LIBRARIES = ("libnvidia-compute", "nvidia-utils")
+INSTALL_LIBRARIES = per_family(
+    f"{fixes.packages('debian', 'install', APT_LIBRARIES)} && ldconfig",
+    "dnf install nvidia-driver-cuda && ldconfig",
+    "zypper install nvidia-compute-utils-G06 && ldconfig",
+    "ldconfig",
+)
+
+
+def build_module_for(release: str, family: str) -> Fix:
+    """Build the module with DKMS for a kernel that isn't running yet."""
+    headers = {
+        "debian": f"apt install {linux_headers(release)} && ",
+        "rhel": f"dnf install {kernel_devel(release)} && ",
+    }
+    return Fix(f"{headers.get(family, '')}dkms autoinstall -k {release}", disturbs=DISRUPTS_NOTHING)
+
+
+ENROL_NOTE = (
+    "mokutil asks for a new password. Enter it at the node's console (or its BMC's) during the reboot, under "
+    "Enroll MOK"
+)
+ENROL_KEY = per_family(
+    "mokutil --import /var/lib/shim-signed/mok/MOK.der",
+    "mokutil --import /var/lib/dkms/mok.pub",
+    "mokutil --import /var/lib/dkms/mok.pub",
+    "mokutil --import /var/lib/dkms/mok.pub",
+    note=ENROL_NOTE,
+).then_reboot()
 
 
 # what DKMS needs to build for the running kernel
@@ -243,7 +288,7 @@ def _running_kernel(node: Node, release: str) -> str:
 def build_module(node: Node, release: str, *, load: bool = True) -> Fix:
     """Get the module for kernel `release` by the method of the other kernels: DKMS, akmods or packages. Then
     `load` it, if that kernel is running."""
-    fix = _without_dkms(node, release) or fixes.build_module_for(release, node.distribution.family)
+    fix = _without_dkms(node, release) or build_module_for(release, node.distribution.family)
     if not load or release != node.kernel:
         return fix
     return replace(fix, command=f"{fix.command} && modprobe nvidia")
@@ -288,7 +333,7 @@ def enrol_key(node: Node, *, signed: bool) -> Fix | None:
 
 
 def _enrolment(command: str) -> Fix:
-    return Fix(command, note=fixes.ENROL_NOTE).then_reboot()
+    return Fix(command, note=ENROL_NOTE).then_reboot()
 
 
 def make_key(node: Node) -> Fix:
@@ -408,8 +453,8 @@ def _run_file(node: Node, version: str, option: str) -> Fix:
 def reinstall_libraries(node: Node) -> Fix:
     """Install the libraries again, in the version that the repositories have with the module. apt skips a
     package whose newest version is installed, even if its files were replaced."""
-    fix = install_libraries(node) or fixes.INSTALL_LIBRARIES.for_family(node.distribution.family)
-    names = _library_names(node) or fixes.APT_LIBRARIES
+    fix = install_libraries(node) or INSTALL_LIBRARIES.for_family(node.distribution.family)
+    names = _library_names(node) or APT_LIBRARIES
     by_apt = node.distribution.family == "debian" and not node.run_installed
     if not by_apt or not any(name in node.packages.installed for name in names):
         return fix

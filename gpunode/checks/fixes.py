@@ -1,7 +1,7 @@
 """Fixes that several layers share, one command per distribution family, and the plan of fixes for findings.
 
-Package names are those of NVIDIA's own repositories (the CUDA driver installation guide) and of the
-distributions; commands that set up a container engine are gpunode's own.
+Commands that set up a container engine are gpunode's own; the fixes of the driver's packages are in
+checks/driver_packages.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from gpunode.checks import finding as effects
 from gpunode.checks.finding import Finding, FindingStatus, Fix, Step
 from gpunode.facts.kernel_modules import INITRAMFS, NOUVEAU_FILE, NOUVEAU_TEXT, NOVA_FILE, NOVA_TEXT
-from gpunode.facts.kernels import kernel_devel, linux_headers
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, WSL2
 from gpunode.facts.toolkit import BY_MOUNTS
@@ -141,11 +140,6 @@ POWER_OFF = Fix(
     disturbs="powers the node off: it has to be switched on at its management controller (BMC)",
 )
 
-# checks/preconditions.py has the command for systems where these fail
-INSTALL_DRIVER = Fix("gpunode driver install --yes", disturbs=effects.REPLACES_DRIVER)
-UPGRADE_DRIVER = INSTALL_DRIVER.then_reboot()
-
-
 NO_REBOOT = "If this fails, don't reboot"
 
 
@@ -187,49 +181,10 @@ def rebind(*addresses: str) -> Fix:
     )
 
 
-# SUSE's names here are those for one driver, for gpunode explain: on a node suse_modules and suse_libraries
-# (checks/driver_packages.py) have the names for its driver
-BUILD_MODULE = per_family(
-    "apt install linux-headers-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
-    "dnf install kernel-devel-$(uname -r) && dkms autoinstall -k $(uname -r) && modprobe nvidia",
-    "zypper install --force nvidia-open-driver-G06-signed-kmp-default && modprobe nvidia",
-    "dkms autoinstall -k $(uname -r) && modprobe nvidia",
-)
-
-
-def build_module_for(release: str, family: str) -> Fix:
-    """Build the module with DKMS for a kernel that isn't running yet."""
-    headers = {
-        "debian": f"apt install {linux_headers(release)} && ",
-        "rhel": f"dnf install {kernel_devel(release)} && ",
-    }
-    return Fix(f"{headers.get(family, '')}dkms autoinstall -k {release}", disturbs=effects.DISRUPTS_NOTHING)
-
-
-ENROL_NOTE = (
-    "mokutil asks for a new password. Enter it at the node's console (or its BMC's) during the reboot, under "
-    "Enroll MOK"
-)
-ENROL_KEY = per_family(
-    "mokutil --import /var/lib/shim-signed/mok/MOK.der",
-    "mokutil --import /var/lib/dkms/mok.pub",
-    "mokutil --import /var/lib/dkms/mok.pub",
-    "mokutil --import /var/lib/dkms/mok.pub",
-    note=ENROL_NOTE,
-).then_reboot()
-
 LOAD_MODULE = Fix("modprobe nvidia && modprobe nvidia-uvm", safe=True)
 
 REBOOT = Fix("reboot", disruptive="reboot")
 ON_HOST = "run on the host of this container: gpunode doctor"
-
-APT_LIBRARIES = ("libnvidia-compute", "nvidia-utils")
-INSTALL_LIBRARIES = per_family(
-    f"{packages('debian', 'install', APT_LIBRARIES)} && ldconfig",
-    "dnf install nvidia-driver-cuda && ldconfig",
-    "zypper install nvidia-compute-utils-G06 && ldconfig",
-    "ldconfig",
-)
 
 READ_KERNEL_LOG = look(
     "dmesg | grep -i -e nvrm -e nvidia | tail -n 20",

@@ -45,7 +45,7 @@ from gpunode.gpu.library_paths import DRIVER_ROOT
     title="The NVIDIA driver is installed",
     looks_at="/sys/module/nvidia, modules.dep of every kernel in /lib/modules, /var/lib/dkms, the GPU "
     "operator's driver (/run/nvidia/driver and its pods' logs) and the package database.",
-    fix=fixes.INSTALL_DRIVER,
+    fix=driver_packages.INSTALL_DRIVER,
     refs=("https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/",),
 )
 def driver_not_installed(node: Node) -> Verdict:
@@ -82,7 +82,7 @@ def driver_not_installed(node: Node) -> Verdict:
     looks_at="modules.dep of the running kernel and of the newest installed one of the same flavour, and "
     "/var/lib/dkms or /var/cache/akmods with the log of the last build. If only the next kernel "
     "has no module, this is a warning.",
-    fix=fixes.BUILD_MODULE,
+    fix=driver_packages.BUILD_MODULE,
     blocked_by=("driver-not-installed", "kernel-unsupported"),
     reboot=True,
     refs=("https://github.com/dell/dkms#readme", "https://github.com/NVIDIA/nvidia-docker/issues/365"),
@@ -185,7 +185,7 @@ _DISTRIBUTION_SIGNERS = (
     title="Secure Boot accepts the module",
     looks_at="the efivar SecureBoot, the module's signer (modinfo) and the enrolled keys (mokutil). A "
     "module that is loaded was accepted.",
-    fix=fixes.ENROL_KEY,
+    fix=driver_packages.ENROL_KEY,
     blocked_by=("driver-not-installed", "dkms-not-built"),
     reboot=True,
     refs=(

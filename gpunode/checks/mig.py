@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from gpunode.checks import fabric, fixes
+from gpunode.checks import driver_packages, fabric, fixes
 from gpunode.checks.cdi import NO_SPEC
 from gpunode.checks.device_plugin import source
 from gpunode.checks.finding import RESTARTS_PLUGIN, RESTARTS_PLUGINS, Evidence, Fix
@@ -227,7 +227,7 @@ def mig_cdi_stale(node: Node) -> Verdict:
     title="The driver counts MIG and whole GPUs correctly",
     severity="warning",
     looks_at="the driver's version on a Kubernetes node with MIG enabled on only some GPUs.",
-    fix=fixes.UPGRADE_DRIVER,
+    fix=driver_packages.UPGRADE_DRIVER,
     blocked_by=_ASKED,
     refs=("https://github.com/NVIDIA/gpu-operator/issues/1361",),
     table=mig.FAULTS,

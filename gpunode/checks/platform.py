@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from gpunode.checks import fixes
-from gpunode.checks.driver_packages import newer_for_kernel
+from gpunode.checks import driver_packages, fixes
 from gpunode.checks.finding import DISRUPTS_NOTHING, FindingStatus, Fix
 from gpunode.checks.hardware import kernel_argument
 from gpunode.checks.model import (
@@ -445,7 +444,7 @@ def reboot_required(node: Node) -> Verdict:
     title="The driver supports this kernel",
     looks_at="compiler errors in /var/lib/dkms/nvidia*/*/build/make.log, if they are for the running kernel "
     "and it has no module.",
-    fix=fixes.UPGRADE_DRIVER,
+    fix=driver_packages.UPGRADE_DRIVER,
     blocked_by=("driver-not-installed",),
     needs=("gpu",),
     refs=("https://github.com/NVIDIA/open-gpu-kernel-modules#readme",),
@@ -472,7 +471,7 @@ def kernel_unsupported(node: Node) -> Verdict:
         seen(f"/lib/modules/{release}/modules.dep", "nvidia.ko exists for this kernel") for release in others
     ]
     summary = f"driver {failure.version} can't be compiled for kernel {node.kernel}"
-    return fail(summary, *evidence, fix=newer_for_kernel(node, node.kernel))
+    return fail(summary, *evidence, fix=driver_packages.newer_for_kernel(node, node.kernel))
 
 
 @check(

@@ -261,7 +261,7 @@ def toolkit_cve(node: Node) -> Verdict:
     severity="warning",
     looks_at="the loaded module's version against a table of NVIDIA's security bulletins with its date: the "
     "release of its own branch that fixes each vulnerability.",
-    fix=fixes.UPGRADE_DRIVER,
+    fix=driver_packages.UPGRADE_DRIVER,
     blocked_by=("module-not-loaded", "driver-too-old", "driver-lib-mismatch"),
     unless=("vgpu-guest",),
     table="driver_cves",

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from fixtures.machines import expected, machine, options, overlay, recorded_host
-from gpunode.checks import driver_packages, fixes
+from gpunode.checks import driver_packages
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import Selection, run_checks
@@ -263,7 +263,7 @@ def test_held_libraries_hold_the_packages_that_depend_on_them(held, tmp_path):
 )
 def test_kernel_headers_package_follows_the_kernel_flavour(release, package):
     assert kernel_devel(release) == package
-    assert package in fixes.build_module_for(release, "rhel").command
+    assert package in driver_packages.build_module_for(release, "rhel").command
 
 
 @pytest.mark.parametrize(

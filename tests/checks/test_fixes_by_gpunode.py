@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpunode.checks import fixes
+from gpunode.checks import driver_packages, fixes
 from gpunode.checks.catalogue import ALL_CHECKS
 from gpunode.checks.finding import Finding, FindingStatus, Fix
 from gpunode.checks.fixes import FAMILIES, allowed_steps, planned_fixes, steps_of
@@ -28,7 +28,7 @@ def finding(fix: Fix, status: FindingStatus = FindingStatus.FAIL, name: str = "o
         (fixes.START_KUBELET, "allow", 0, 1),
         (fixes.CONFIGURE_DOCKER, "allow", 0, 1),
         (fixes.REBOOT, "allow", 0, 1),
-        (fixes.INSTALL_DRIVER, "hand", 0, 0),
+        (driver_packages.INSTALL_DRIVER, "hand", 0, 0),
         (fixes.READ_KERNEL_LOG, "hand", 0, 0),
         (fixes.EDIT_DAEMON_JSON, "hand", 0, 0),
         (Fix("systemctl edit --full x && systemctl restart x", disruptive="restart"), "hand", 0, 0),

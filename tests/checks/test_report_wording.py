@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fixtures.machines import machine, options, recorded_host
-from gpunode.checks import containerd, crio, docker, fixes
+from gpunode.checks import containerd, crio, docker, driver_packages, fixes
 from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.finding import Evidence, Fix, effect_of
 from gpunode.checks.fixes import POWER_OFF
@@ -42,7 +42,7 @@ from tests.silent import SilentProgress
         (Fix("something else", disruptive="restart"), "restarts a daemon"),
         (Fix("something", disruptive="drain"), "stops GPU work"),
         (POWER_OFF, "powers the node off"),
-        (fixes.UPGRADE_DRIVER, "reboots this machine"),
+        (driver_packages.UPGRADE_DRIVER, "reboots this machine"),
     ],
     ids=lambda value: getattr(value, "command", None),
 )
