@@ -49,7 +49,7 @@ def other_image(release: str) -> Fix:
 
 
 def newer_driver(
-    node: Node, requested: tuple[int, int] | None = None, other: Callable[[str], Fix] = other_release
+    node: Node, requested: tuple[int, int] | None, other: Callable[[str], Fix] = other_release
 ) -> Fix:
     """Install a driver of a newer branch. If none supports these GPUs or the requested CUDA, return the
     result of `other` for the last CUDA release that they support."""

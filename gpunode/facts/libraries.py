@@ -94,15 +94,11 @@ def linked_libraries(host: Host) -> tuple[CachedLibrary, ...]:
     return parse_ld_cache(host.read_bytes("/etc/ld.so.cache") or b"")
 
 
-def find_library(
-    host: Host, soname: str, cache: tuple[CachedLibrary, ...] | None = None
-) -> DriverLibrary | None:
+def find_library(host: Host, soname: str, cache: tuple[CachedLibrary, ...]) -> DriverLibrary | None:
     """The file that ``dlopen(soname)`` opens on this node, else the one that the platform or the GPU operator
-    gives to containers, else one that ldconfig hasn't seen, else None.
-
-    `cache` is `linked_libraries`, if it has been read already.
+    gives to containers, else one that ldconfig hasn't seen, else None. `cache` is `linked_libraries`.
     """
-    for entry in linked_libraries(host) if cache is None else cache:
+    for entry in cache:
         if entry.soname == soname and host.is_file(entry.path):
             return _library(host, soname, entry.path)
     for directory in (*SYSTEM, *PLATFORM):

@@ -5,7 +5,7 @@ import pytest
 from gpunode.cdi.driver_files import read_driver_files
 from gpunode.commands.demo import build_machine
 from gpunode.errors import PreconditionError
-from gpunode.facts.libraries import CachedLibrary, build_ld_cache, find_library
+from gpunode.facts.libraries import CachedLibrary, build_ld_cache, find_library, linked_libraries
 from gpunode.host import Host
 
 VERSION = "550.54.15"
@@ -212,6 +212,6 @@ def test_container_gets_the_library_that_the_host_loads(tmp_path):
         [f"{place}/libcuda.so.{VERSION}" for place in places],
         {f"{place}/libcuda.so.1": f"libcuda.so.{VERSION}" for place in places},
     )
-    found = find_library(host, "libcuda.so.1")
+    found = find_library(host, "libcuda.so.1", linked_libraries(host))
     assert found is not None
     assert [one.path for one in read_driver_files(host, VERSION).libraries] == [found.real]

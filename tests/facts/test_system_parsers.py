@@ -8,7 +8,7 @@ from gpunode.facts.devices import character_majors, expected_major
 from gpunode.facts.driver import driver_packages, version_numbers
 from gpunode.facts.kernels import Kernel, flavour, lists_module, newer_kernels
 from gpunode.facts.kubelet import find_kubelet, setting
-from gpunode.facts.libraries import find_library
+from gpunode.facts.libraries import find_library, linked_libraries
 from gpunode.facts.packages import read_packages
 from gpunode.facts.pci import read_gpus
 from gpunode.facts.processes import Process
@@ -154,7 +154,7 @@ def test_majors_are_read_from_the_character_devices(tmp_path):
 def test_library_on_disk_missing_in_the_linker_cache_is_not_linked(tmp_path):
     files = {"/opt/nvidia/lib64/libcuda.so.550.54.14": "x"}
     machine = host(tmp_path, files=files, links={"/opt/nvidia/lib64/libcuda.so.1": "libcuda.so.550.54.14"})
-    library = find_library(machine, "libcuda.so.1")
+    library = find_library(machine, "libcuda.so.1", linked_libraries(machine))
     assert library is not None
     assert (library.version, library.linked) == ("550.54.14", False)
 
@@ -166,7 +166,7 @@ def test_library_in_a_platform_directory_needs_no_ldconfig(directory, tmp_path):
         files={f"{directory}/libcuda.so.580.159.03": "x", "/opt/nvidia/lib64/libcuda.so.1": "x"},
         links={f"{directory}/libcuda.so.1": "libcuda.so.580.159.03"},
     )
-    library = find_library(machine, "libcuda.so.1")
+    library = find_library(machine, "libcuda.so.1", linked_libraries(machine))
     assert library is not None
     assert library.path == f"{directory}/libcuda.so.1"
     assert (library.version, library.linked) == ("580.159.03", True)
@@ -175,7 +175,7 @@ def test_library_in_a_platform_directory_needs_no_ldconfig(directory, tmp_path):
 
 def test_cache_entry_of_a_missing_file_is_ignored(tmp_path):
     machine = host(tmp_path, libraries={"libcuda.so.1": "/usr/lib/gone/libcuda.so.1"})
-    assert find_library(machine, "libcuda.so.1") is None
+    assert find_library(machine, "libcuda.so.1", linked_libraries(machine)) is None
 
 
 @pytest.mark.parametrize(
