@@ -12,7 +12,8 @@ from gpunode.facts.node import Node, Questions, Trial
 from gpunode.host import Host
 from tests.required import required
 
-PASS, FAIL, SKIP = FindingStatus.PASS, FindingStatus.FAIL, FindingStatus.SKIP
+PASS, FAIL, SKIP, WARN = FindingStatus.PASS, FindingStatus.FAIL, FindingStatus.SKIP, FindingStatus.WARN
+SOCKET = "/run/containerd/containerd.sock"
 DEEP = "docker-gpus-run-probe"
 
 
@@ -213,3 +214,42 @@ def test_system_containerd_files_are_ignored_for_a_kubernetes_distribution(tmp_p
     node.__dict__["cri"] = node.cri._replace(handlers=("runc",))
     found = BY_ID["containerd-runtime-missing"].run(node)
     assert found.status is PASS and "through CDI" in found.summary
+
+
+def with_release(spec, release):
+    spec["recording"]["daemons"][SOCKET]["version"] = ["containerd", release]
+    spec["recording"]["commands"]["/usr/bin/containerd --version"] = {"stdout": f"containerd v{release}"}
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("code", "release", "status"),
+    [("cri-disabled", "1.7.2", FAIL), ("cri-disabled", "1.5.9", SKIP), ("timeout", "1.7.2", FAIL)],
+)
+def test_containerd_that_does_not_serve_its_cri_is_reported(code, release, status, tmp_path):
+    spec = with_release(machine("healthy-h100"), release)
+    spec["recording"]["daemons"][SOCKET] = {"problem": {"code": code, "message": "no CRI"}}
+    found = judged(Node(Host(build_machine(spec, tmp_path), environ={})), "containerd-not-restarted")
+    assert (found.status, "no CRI" in str((found.summary, found.evidence))) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "status"), [("", WARN), ("disable = false", PASS), ("disable = true", WARN)]
+)
+def test_nri_of_containerd_1_is_off_unless_its_file_enables_it(setting, status, tmp_path):
+    spec = with_release(machine("containerd-nri"), "1.7.30")
+    if setting:
+        main = "/etc/containerd/config.toml"
+        spec["files"][main] += f'\n[plugins."io.containerd.nri.v1.nri"]\n{setting}\n'
+    found = judged(Node(Host(build_machine(spec, tmp_path), environ={})), "containerd-nri")
+    assert found.status is status
+    if not setting:
+        assert found.fixes[0].change.endswith('[plugins."io.containerd.nri.v1.nri"]\ndisable = false')
+
+
+def test_crio_without_the_handler_and_with_a_broken_file_names_the_file(tmp_path):
+    spec = machine("crio-runtime-missing")
+    spec["files"]["/etc/crio/crio.conf.d/50-x.conf"] = "[crio\n"
+    found = judged(Node(Host(build_machine(spec, tmp_path), environ={})), "crio-runtime-missing")
+    assert (found.status, found.evidence[0].line) == (FAIL, 1)
+    assert found.fixes[0].command.startswith("${EDITOR:-vi} +1 /etc/crio/crio.conf.d/50-x.conf")

@@ -10,6 +10,7 @@ from gpunode.checks.runner import run_checks
 from gpunode.commands.demo import build_machine
 from gpunode.facts.node import Node
 from gpunode.host import Host
+from tests.checks.test_cdi import GPU
 
 ROCKY, FILE, SOCKET = "healthy-docker-rocky9", "/etc/docker/daemon.json", "/run/docker.sock"
 VALIDATE = f"dockerd --validate --config-file {FILE}"
@@ -99,6 +100,15 @@ def test_unreadable_specification_does_not_replace_the_docker_runtime(tmp_path):
         del info["Runtimes"]["nvidia"]
 
     assert judged(tmp_path, "docker-runtime-missing", ROCKY, broken).status.value == "warn"
+
+
+def test_docker_needs_no_runtime_if_it_uses_cdi(tmp_path):
+    def by_cdi(spec):
+        spec["files"]["/etc/cdi/nvidia.yaml"] = GPU
+        spec["recording"]["daemons"][SOCKET]["info"]["CDISpecDirs"] = ["/etc/cdi"]
+
+    verdict = judged(tmp_path, "docker-runtime-missing", "docker-runtime-missing", by_cdi)
+    assert verdict.status.value == "pass" and "through CDI" in verdict.summary
 
 
 def test_google_sudoers_members_may_be_in_the_docker_group(tmp_path):

@@ -11,7 +11,7 @@ from gpunode.checks.catalogue import BY_ID
 from gpunode.checks.preconditions import fitting
 from gpunode.checks.runner import Selection, run_checks
 from gpunode.commands.demo import build_machine
-from gpunode.facts.driver_targets import last_branch
+from gpunode.facts.driver_targets import REPOSITORY, last_branch
 from gpunode.facts.kernels import kernel_devel
 from gpunode.facts.node import Node, Questions
 from gpunode.facts.packages import RPM_QUERY
@@ -279,3 +279,19 @@ def test_apt_reinstalls_installed_library_packages(tmp_path, installed, command)
     verdict = BY_ID["driver-libs-mixed"].run(Node(Host(build_machine(spec, tmp_path / "m"), environ={})))
     assert verdict.fix is not None
     assert verdict.fix.command == f"{command} libnvidia-compute-580 nvidia-utils-580 && ldconfig"
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("590.48.01-0ubuntu0.22.04.1", "libnvidia-compute-590 nvidia-utils-590"),  # of Ubuntu's archive
+        ("590.48.01-0ubuntu1", "libnvidia-compute nvidia-utils"),  # of NVIDIA's repository
+    ],
+)
+def test_only_ubuntus_packages_have_the_branch_in_their_names_from_590(version, names, tmp_path):
+    spec = machine("driver-libs-mixed")
+    spec["files"] |= dpkg("nvidia-driver-590-open", version=version)
+    spec["files"]["/etc/apt/sources.list.d/cuda.list"] = f"deb https://{REPOSITORY}/ubuntu2204/x86_64/ /\n"
+    spec["files"]["/sys/module/nvidia/version"] = "590.48.01\n"
+    verdict = BY_ID["driver-libs-mixed"].run(Node(Host(build_machine(spec, tmp_path / "m"), environ={})))
+    assert required(verdict.fix).command == f"apt install {names} && ldconfig"

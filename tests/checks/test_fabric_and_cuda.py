@@ -226,6 +226,15 @@ def test_driver_upgrade_command_follows_its_origin(name, image, command, tmp_pat
     assert fitting(node, required(fix)).command == command
 
 
+def test_cuda_that_dropped_the_gpus_needs_an_older_cuda_not_a_newer_driver(tmp_path):
+    spec = machine("cuda-driver-version")
+    for gpu in spec["recording"]["nvml"]["inventory"]["gpus"]:
+        gpu["computeCapability"] = "7.0"
+    node = Node(Host(build_machine(spec, tmp_path), environ={}), Questions(cuda="13.0"))
+    verdict = BY_ID["cuda-driver-version"].run(node)
+    assert (verdict.status, required(verdict.fix).command) == (FAIL, "gpunode doctor --cuda 12.9")
+
+
 @pytest.mark.parametrize("release", ["abc", "12", "12.8 ", "-1.0", "12.8;reboot"])
 def test_invalid_cuda_release_is_refused(release, tmp_path):
     host = Host(build_machine(machine("healthy-h100"), tmp_path), environ={})

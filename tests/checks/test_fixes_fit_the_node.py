@@ -104,6 +104,34 @@ def test_enrolled_key_is_the_one_on_the_node(key, tmp_path):
     assert commands(spec, tmp_path)["secureboot-unsigned"] == f"mokutil --import {key} && reboot"
 
 
+@pytest.mark.parametrize(
+    ("signer", "enrolled"),
+    [("Canonical Ltd. Kernel Module Signing", ""), ("DKMS module signing key", "CN=DKMS module signing key")],
+)
+def test_module_with_an_accepted_signature_is_not_reported(signer, enrolled, tmp_path):
+    spec = machine("secureboot-key-not-enrolled")
+    commands_of_node = spec["recording"]["commands"]
+    commands_of_node["modinfo -F signer nvidia"] = {"stdout": f"{signer}\n"}
+    commands_of_node["mokutil --list-enrolled"] = {"stdout": f"[key 1]\n Issuer: {enrolled}\n"}
+    assert "secureboot-unsigned" not in commands(spec, tmp_path)
+
+
+def test_akmods_builds_and_signs_the_module_on_its_nodes(tmp_path):
+    unsigned = machine("secureboot-unsigned-rocky9")
+    unsigned["executables"].append("/usr/sbin/akmods")
+    unsigned["files"] = {path: text for path, text in unsigned["files"].items() if "mok" not in path}
+    assert commands(unsigned, tmp_path / "unsigned")["secureboot-unsigned"] == (
+        "kmodgenca --auto && akmods --force --rebuild && mokutil --import "
+        "/etc/pki/akmods/certs/public_key.der && reboot"
+    )
+    unbuilt = machine("akmods-build-failed")
+    unbuilt["files"] = {path: text for path, text in unbuilt["files"].items() if "failed.log" not in path}
+    assert commands(unbuilt, tmp_path / "unbuilt") == {
+        "dkms-not-built": "dnf install kernel-devel-6.17.8-300.fc43.x86_64 && "
+        "akmods --force --kernels 6.17.8-300.fc43.x86_64 && modprobe nvidia"
+    }
+
+
 def test_unsigned_module_is_rebuilt_before_its_key_is_enrolled(tmp_path):
     spec = machine("secureboot-unsigned")
     spec["files"]["/var/lib/dkms/mok.pub"] = "certificate"
@@ -548,6 +576,12 @@ def test_a_stopped_containerd_is_explained_as_such(tmp_path):
             "systemctl restart gpunode-device-plugin",
         ),
         ("--mig-strategy=single", False, "gpunode plugin status"),
+        (
+            "",
+            False,
+            "kubectl set env --namespace kube-system daemonset/gpunode-device-plugin "
+            "GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=mixed",
+        ),
     ],
 )
 def test_the_strategy_of_gpunodes_plugin_is_set_where_it_was(arguments, unit, command, tmp_path):
@@ -557,10 +591,11 @@ def test_the_strategy_of_gpunodes_plugin_is_set_where_it_was(arguments, unit, co
     spec["files"]["/proc/2100/environ"] = "GPUNODE_PLUGIN_SERVE_MIG_STRATEGY=single\0"
     if not unit:
         del spec["files"]["/usr/lib/systemd/system/gpunode-device-plugin.service"]
+        spec["files"]["/proc/2100/cgroup"] = f"0::/kubepods.slice/cri-containerd-{'ab' * 32}.scope\n"
     node = Node(Host(build_machine(spec, tmp_path / "machine"), environ={}))
     (finding,) = [one for one in run_checks(node) if one.id == "mig-strategy-mismatch"]
     assert finding.fixes[0].command == command
-    assert finding.fixes[0].look is not unit
+    assert finding.fixes[0].look is (command == "gpunode plugin status")
 
 
 @pytest.mark.parametrize("name", ["bottlerocket-variant-without-nvidia", "talos-modules-not-listed"])

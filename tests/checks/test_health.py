@@ -73,6 +73,12 @@ def test_xid_is_reported_as_long_as_its_effect_lasts(log, recovery, expected, tm
     assert status(judged("healthy-h100", with_log(log, recovery), tmp_path, "xid-recent")) == expected
 
 
+@pytest.mark.parametrize(("number", "command"), [(151, "reboot"), (119, "nvidia-smi --gpu-reset")])
+def test_xid_names_the_recovery_that_its_kind_needs(number, command, tmp_path):
+    found = judged("healthy-h100", with_log(xid(number), None), tmp_path, "xid-recent")
+    assert found.fixes[0].command.startswith(command)
+
+
 def test_without_uptime_xids_are_skipped(tmp_path):
     def change(spec):
         spec["files"][LOG] = xid(119)
@@ -261,6 +267,20 @@ def test_gpu_on_which_nvml_hangs_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(node_module, "probe", stops)
     found = judged("healthy-h100", lambda _: None, tmp_path, "nvml-hang")
     assert status(found) == "note" and "GPU 3" in found.evidence[0].value
+
+
+def test_nvml_that_fails_for_the_node_or_for_one_gpu_is_reported(tmp_path):
+    def whole(spec):
+        spec["recording"]["nvml"] = {"error": {"code": 999, "message": "Unknown Error"}}
+
+    def one(spec):
+        spec["recording"]["nvml"]["inventory"]["gpus"][3]["error"] = "Unknown Error"
+
+    found = judged("healthy-h100", whole, tmp_path / "whole", "nvml-hang")
+    assert (status(found), found.evidence[0].value) == ("fail", "Unknown Error (code 999)")
+    found = judged("healthy-h100", one, tmp_path / "one", "nvml-hang")
+    assert (status(found), found.summary) == ("fail", "1 of 8 GPUs don't answer NVML")
+    assert "GPU 3" in found.evidence[0].source
 
 
 def running(name):

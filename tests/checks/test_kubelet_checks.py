@@ -303,3 +303,10 @@ def test_operator_toolkit_is_no_leftover_while_the_operator_runs(tmp_path):
     spec = machine("operator-leftovers")
     spec["files"]["/var/log/pods/gpu-operator_nvidia-container-toolkit-daemonset-x_1/c/0.log"] = ""
     assert silent(judge("operator-leftovers", spec, tmp_path))
+
+
+def test_full_disk_is_reported_without_a_kubelet(tmp_path):
+    spec = machine("disk-pressure-rocky9")
+    spec["recording"]["filesystems"]["/var/lib/docker"]["left"] = 1000
+    found = judge("disk-pressure", spec, tmp_path)
+    assert found.status is FindingStatus.FAIL and found.summary.startswith("a disk is full: /var/lib/docker")
