@@ -8,11 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from gpunode.checks import fixes
+from gpunode.checks.containerd_config import running_config
 from gpunode.checks.finding import RESTARTS_PLUGINS, Evidence, Fix
 from gpunode.checks.fixes import set_plugin_variable
 from gpunode.checks.kubelet import RESTART_POD, has_own_plugin, restart_plugin
 from gpunode.checks.model import Verdict, ago, fail, kubelet_check, note, ok, seen, skip, warn
-from gpunode.errors import DaemonError, GpunodeError
+from gpunode.errors import GpunodeError
 from gpunode.facts import tables
 from gpunode.facts.device_plugins import (
     POD_LOGS,
@@ -303,10 +304,7 @@ def _restart(node: Node) -> Fix:
 
 def _fallen(node: Node) -> tuple[XidLine, ...]:
     """GPUs that fell off the bus since the driver was loaded: a plugin can't use them after a restart."""
-    try:
-        lines, loaded = fallen_off(node.kernel_log), last_load(node.kernel_log)
-    except GpunodeError:
-        return ()
+    lines, loaded = fallen_off(node.readable_log), last_load(node.readable_log)
     return tuple(line for line in lines if line.seconds >= loaded)[-1:]
 
 
@@ -562,10 +560,7 @@ def _engine_refuses(node: Node) -> tuple[Evidence, Fix] | None:
         return seen(daemon.binary or daemon.socket, ".".join(map(str, daemon.version))), set_plugin_variable(
             f"{_STRATEGY}={_ENVVAR}"
         )
-    try:
-        switch = node.cri.config.get("enableCDI")
-    except DaemonError:
-        return None
+    switch = running_config(node).get("enableCDI")
     answer = seen(f"CRI Status at {daemon.socket}", "enableCDI = false")
     fix = fixes.configure(daemon.manager or "containerd", "--cdi")
     return (answer, fix) if switch is False else None

@@ -21,7 +21,6 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.errors import GpunodeError
 from gpunode.facts.cuda import HIDING, settings
 from gpunode.facts.kernel_log import SOURCE
 from gpunode.facts.node import Node
@@ -160,11 +159,8 @@ def gpu_lost(node: Node) -> Verdict:
 
 def _fallen(node: Node) -> tuple[XidLine, ...]:
     """GPUs that fell off the bus and that no other driver has bound to since, such as vfio-pci for a virtual
-    machine."""
-    try:
-        lines = fallen_off(node.kernel_log)
-    except GpunodeError:
-        return ()  # NVML alone decides then
+    machine. Without the kernel's log NVML alone decides."""
+    lines = fallen_off(node.readable_log)
     others = {gpu.address for gpu in node.gpus if gpu.driver not in (None, "nvidia")}
     return tuple(line for line in lines if line.address not in others)
 

@@ -37,6 +37,7 @@ from gpunode.facts.node import Node
 from gpunode.facts.secure_boot import enrolled_keys, waiting_keys
 from gpunode.facts.toolkit import MODE
 from gpunode.facts.traits import TRAITS
+from gpunode.facts.xids import xid_lines
 from gpunode.gpu.library_paths import DRIVER_ROOT
 
 
@@ -374,7 +375,7 @@ _STORM = 3  # an XID that one GPU repeats this often is reported once, with its 
 def logged(node: Node, pattern: str) -> tuple[Evidence, ...]:
     """Lines of this boot that match the pattern, oldest first; () if this user has no permission to read
     them."""
-    return tuple(_evidence(line) for line, _ in matching(_log(node), pattern))
+    return tuple(_evidence(line) for line, _ in matching(node.readable_log, pattern))
 
 
 def failures(node: Node, *addresses: str) -> tuple[Evidence, ...]:
@@ -385,7 +386,7 @@ def failures(node: Node, *addresses: str) -> tuple[Evidence, ...]:
     """
     places = [address.rpartition(".")[0].lower() for address in addresses]
     lines: dict[str, KernelLine] = {}
-    for line, _ in matching(_log(node), _DRIVER):
+    for line, _ in matching(node.readable_log, _DRIVER):
         text = line.text.lower()
         if not _FAILURE.search(text) or _HARMLESS.search(text):
             continue
@@ -396,22 +397,12 @@ def failures(node: Node, *addresses: str) -> tuple[Evidence, ...]:
 
 def xid_storms(node: Node) -> Iterator[Evidence]:
     """XIDs that one GPU repeats: the first line of each and its count."""
-    try:
-        lines = node.xids
-    except GpunodeError:
-        return
+    lines = xid_lines(node.readable_log)
     counts = Counter((line.address, line.number) for line in lines)
     for place, count in counts.items():
         first = next(line for line in lines if (line.address, line.number) == place)
         if count >= _STORM:
             yield Evidence(SOURCE, f"[{first.seconds:.6f}] {first.text} (the first of {count})", None)
-
-
-def _log(node: Node) -> tuple[KernelLine, ...]:
-    try:
-        return node.kernel_log
-    except GpunodeError:
-        return ()
 
 
 def _evidence(line: KernelLine) -> Evidence:

@@ -166,6 +166,14 @@ class Node:
         """`Unreadable` for an ordinary user where the kernel restricts it (kernel.dmesg_restrict)."""
         return read_kernel_log(self.host)
 
+    @property
+    def readable_log(self) -> tuple[KernelLine, ...]:
+        """`kernel_log`; () if it can't be read, for facts that it only adds to."""
+        try:
+            return self.kernel_log
+        except GpunodeError:
+            return ()
+
     @topic
     def xids(self) -> tuple[XidLine, ...]:
         """XIDs of this boot, oldest first; `Unreadable` like `kernel_log`."""
@@ -228,10 +236,7 @@ class Node:
     @topic
     def refused_gpus(self) -> tuple[str, ...]:
         """Addresses of GPUs that the driver failed to initialise, according to the kernel's log."""
-        try:
-            addresses = failed_gpus(self.kernel_log)
-        except GpunodeError:
-            return ()
+        addresses = failed_gpus(self.readable_log)
         return tuple(gpu.address for gpu in self.gpus if gpu.driver == "nvidia" and gpu.address in addresses)
 
     @topic
