@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpunode.cdi.versions import reads, text
 from gpunode.checks import fixes
+from gpunode.checks.containerd_config import running_config
 from gpunode.checks.finding import DISRUPTS_NOTHING, Evidence, Fix
 from gpunode.checks.model import (
     EVERYWHERE_BUT_TEGRA,
@@ -33,7 +34,6 @@ from gpunode.facts.engines import containerd_role, crio_role, docker_role, podma
 from gpunode.facts.node import Node
 from gpunode.facts.system import WSL2, mode_of
 from gpunode.facts.tables import gate
-from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import DEFAULT_KIND, MODE, SPEC_DIRS, SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.output.result import many
@@ -63,7 +63,11 @@ def _readers(node: Node) -> Iterator[Reader]:
     alone = not any(name in programs for name in HOOKS)
     if node.docker is not None and docker_role(node).used and docker_directories(node):
         yield Reader("docker", node.docker.version, alone)
-    if node.containerd is not None and containerd_role(node).used and _containerd_on(node):
+    if (
+        node.containerd is not None
+        and containerd_role(node).used
+        and running_config(node).get("enableCDI") is True
+    ):
         yield Reader("containerd", node.containerd.version, alone)
     if node.crio is not None and crio_role(node).used:
         yield Reader("crio", node.crio.version, alone)
@@ -90,13 +94,6 @@ def docker_directories(node: Node) -> tuple[str, ...]:
 
 def _reported_directories(node: Node) -> tuple[str, ...]:
     return tuple(filter(None, as_strings(node.docker_info.get("CDISpecDirs"))))
-
-
-def _containerd_on(node: Node) -> bool:
-    try:
-        return dig(node.cri.config, "enableCDI") is True
-    except DaemonError:
-        return False
 
 
 # Specifications that a reboot deletes, and the services that write them again.

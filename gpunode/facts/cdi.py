@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpunode.errors import GpunodeError, Unreadable
+from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.host.documents import load
 from gpunode.output.typed import as_dict, as_strings
@@ -127,9 +127,7 @@ def vendor_specs(host: Host, directories: Sequence[str] = DIRECTORIES) -> tuple[
         for path in sorted(path for kind in EXTENSIONS for path in host.glob(directory, f"*.{kind}")):
             try:
                 spec = parse_spec(host.read_text(path) or "", path)
-            except Unreadable:
-                raise
-            except GpunodeError as error:  # engines ignore a directory; a pipe or a loop of links is broken
+            except ConfigError as error:  # engines ignore a directory; a pipe or a loop of links is broken
                 broken = "nvidia" in path.rpartition("/")[2] and not host.is_dir(path)
                 spec = SpecFile(path, "", problem=error.message) if broken else None
             specs += [spec] if spec is not None else []
