@@ -135,10 +135,7 @@ def parse_devices_list(text: str) -> tuple[tuple[int, int], ...]:
 
 def device_rules(host: Host, scopes: Iterable[str]) -> Mapping[str, DeviceRule]:
     """systemd's rules by unit, from one query for all; {} if it reports nothing."""
-    names = sorted(set(scopes))
-    if not names:
-        return {}
-    done = host.run([*_SHOW_RULES, *names], timeout=_SECONDS)
+    done = host.run([*_SHOW_RULES, *sorted(set(scopes))], timeout=_SECONDS)
     return parse_rules(done.stdout) if done.ok else {}
 
 

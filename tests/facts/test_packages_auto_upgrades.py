@@ -87,6 +87,10 @@ def test_dnf_automatic(tmp_path):
     assert required(automatic_upgrades(node(tmp_path / "b", locked, (), timer), "rhel")).leaves(
         "nvidia-driver"
     )
+    entry = '[[packages]]\nname = "nvidia-driver"\n[[packages.conditions]]\nkey = "evr"\ncomparator = "="\n'
+    by_dnf5 = conf | {"etc/dnf/versionlock.toml": f'version = "1.0"\n{entry}value = "3:580.159.03-1.fc43"\n'}
+    found = required(automatic_upgrades(node(tmp_path / "g", by_dnf5, (), timer), "rhel"))
+    assert (found.leaves("nvidia-driver"), found.leaves("kmod-nvidia-open")) == (True, False)
     excluded = conf | {"etc/dnf/dnf.conf": "[main]\nexcludepkgs=*nvidia*\n"}
     found = required(automatic_upgrades(node(tmp_path / "c", excluded, (), timer), "rhel"))
     assert found.leaves("kmod-nvidia-open")
