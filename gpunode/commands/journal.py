@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -388,8 +389,10 @@ def roll_back(
         return change(host, request, prepare, progress)
     except ValidationError as error:  # the engine refuses the earlier files
         if entry.operation == OPERATION:
-            name = find.name_of(entry)
-            error.hint = f"to remove only the runtime: gpunode unconfigure-runtime --runtime {name}"
+            words = ["gpunode", "unconfigure-runtime", "--runtime", find.name_of(entry)]
+            if entry.runtime_names[:1] not in ((), ("nvidia",)):
+                words += ["--nvidia-runtime-name", entry.runtime_names[0]]
+            error.hint = f"nothing was restored; to remove only the runtime: {shlex.join(words)}"
         raise
 
 

@@ -204,7 +204,8 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
     if target == state.drop_in and _starts_afresh(state, desired, version):
         draft.changes.add(target, lambda tree: tree.clear())
     draft.changes.add(target, mutate)
-    if target == state.drop_in and not is_imported(state.config, state.drop_in):
+    is_beside = target == state.drop_in and target != state.config.path
+    if is_beside and not is_imported(state.config, target):
         pattern = import_of_drop_in(state)
         draft.changes.add(state.config.path, lambda tree: add_import(tree, pattern))
 

@@ -159,6 +159,13 @@ def test_named_drop_in_gets_the_runtime_on_containerd_2(tmp_path: Path) -> None:
     assert texts(removal) == {MAIN: "version = 3\n", mine: ""}
 
 
+def test_main_file_named_as_drop_in_does_not_import_itself(tmp_path: Path) -> None:
+    node = Node(tmp_path, "2.1.9")
+    node.write(MAIN, "version = 3\n")
+    changed = texts(node.plan(drop_in=MAIN))
+    assert list(changed) == [MAIN] and "imports" not in toml(changed[MAIN])
+
+
 OURS = {"nvidia": {"options": {"BinaryName": "/usr/bin/nvidia-container-runtime"}}}
 
 
