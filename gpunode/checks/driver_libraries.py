@@ -28,9 +28,9 @@ from gpunode.checks.model import (
 from gpunode.errors import GpunodeError
 from gpunode.facts import driver, libraries
 from gpunode.facts.bulletins import end_of_life, maintained_branches, title
-from gpunode.facts.dkms import dkms_name
 from gpunode.facts.driver_targets import DROPPED, FLAVOUR, GPU_BRANCHES, TOO_NEW, last_branch, supports
 from gpunode.facts.kernel_log import UNSUPPORTED
+from gpunode.facts.module_builds import dkms_name
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Package, brought, locked, module_stream
 from gpunode.facts.system import WSL2

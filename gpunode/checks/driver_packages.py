@@ -17,7 +17,6 @@ from gpunode.checks.finding import DISRUPTS_NOTHING, REPLACES_DRIVER, Evidence, 
 from gpunode.checks.fixes import DRIVER_GUIDE, per_family
 from gpunode.checks.model import Verdict, check, ok, seen, warn
 from gpunode.facts import driver
-from gpunode.facts.dkms import dkms_name
 from gpunode.facts.driver_targets import (
     LONG_TERM,
     RUN_INSTALLER,
@@ -29,9 +28,9 @@ from gpunode.facts.driver_targets import (
 )
 from gpunode.facts.kernels import flavour, header_package, kernel_devel, linux_headers, version_key
 from gpunode.facts.libraries import is_compat
+from gpunode.facts.module_builds import AKMODS_KEY, DKMS_KEY, SHIM_KEY, dkms_name, signing_key
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Automatic, Package
-from gpunode.facts.secure_boot import AKMODS_KEY, DKMS_KEY, SHIM_KEY, signing_key
 from gpunode.facts.traits import OPERATOR_DRIVER
 from gpunode.gpu.library_paths import CUDA
 

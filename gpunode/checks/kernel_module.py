@@ -29,12 +29,11 @@ from gpunode.facts import driver
 from gpunode.facts.boot import OPERATOR, loaded, started
 from gpunode.facts.cgroups import systemd_engines
 from gpunode.facts.device_plugins import driver_failure
-from gpunode.facts.dkms import failed_build
 from gpunode.facts.kernel_log import SOURCE, KernelLine, matching
 from gpunode.facts.kernel_modules import COMMAND_LINE, Directive
 from gpunode.facts.kernels import has_headers
+from gpunode.facts.module_builds import enrolled_keys, failed_build, waiting_keys
 from gpunode.facts.node import Node
-from gpunode.facts.secure_boot import enrolled_keys, waiting_keys
 from gpunode.facts.toolkit import MODE
 from gpunode.facts.traits import TRAITS
 from gpunode.facts.xids import xid_lines

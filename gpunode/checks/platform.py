@@ -26,10 +26,10 @@ from gpunode.checks.units import after_reading_log, seen_unit
 from gpunode.facts import access_control, system
 from gpunode.facts.boot import GRUB, PACKAGES, chosen_kernel, kernel_waiting
 from gpunode.facts.daemons import parse_version
-from gpunode.facts.dkms import failed_build
 from gpunode.facts.driver_targets import RUN_INSTALLER
 from gpunode.facts.kernels import newer_kernels, version_key
 from gpunode.facts.kubelet import CONFIG, setting
+from gpunode.facts.module_builds import failed_build
 from gpunode.facts.node import Node
 from gpunode.facts.system import CONTAINER, NOT_BEFORE, TEGRA, WSL2, clock
 from gpunode.facts.tables import TABLE, can, first

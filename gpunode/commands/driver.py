@@ -22,8 +22,8 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, PreconditionError, UsageError
-from gpunode.facts.dkms import failed_build
 from gpunode.facts.kernels import installed_kernels
+from gpunode.facts.module_builds import failed_build
 from gpunode.facts.node import Node
 from gpunode.facts.packages import read_packages
 from gpunode.host import Host

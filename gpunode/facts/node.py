@@ -50,7 +50,6 @@ from gpunode.facts.device_plugins import (
     plugin_processes,
 )
 from gpunode.facts.distributions import distribution_at
-from gpunode.facts.dkms import dkms_trees
 from gpunode.facts.docker import (
     Desktop,
     find_docker,
@@ -67,10 +66,10 @@ from gpunode.facts.kernel_log import KernelLine, failed_gpus, read_kernel_log
 from gpunode.facts.kernels import Kernel, has_module_file, installed_kernels, newer_kernels, version_key
 from gpunode.facts.kubelet import NAME, read_checkpoint
 from gpunode.facts.libraries import CachedLibrary
+from gpunode.facts.module_builds import dkms_trees, enforces_signatures
 from gpunode.facts.packages import Automatic, automatic_upgrades
 from gpunode.facts.podman import PodmanConfig, find_podman, load_podman
 from gpunode.facts.registry import ENGINES
-from gpunode.facts.secure_boot import is_enforced
 from gpunode.facts.services import UnitState, read_unit_states
 from gpunode.facts.system import BARE_METAL, VM
 from gpunode.facts.systemd import read_unit
@@ -159,7 +158,7 @@ class Node:
 
     @topic
     def secure_boot(self) -> bool | None:
-        return is_enforced(self.host)
+        return enforces_signatures(self.host)
 
     @topic
     def kernel_log(self) -> tuple[KernelLine, ...]:

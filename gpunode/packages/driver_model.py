@@ -12,10 +12,10 @@ from gpunode.facts.driver_targets import REPOSITORY, repository_lines
 from gpunode.facts.gpu_use import GpuUsers, gpu_users
 from gpunode.facts.kernel_modules import ModuleOptions
 from gpunode.facts.kernels import has_headers, has_module_file
+from gpunode.facts.module_builds import key_enrolled, signing_key, waiting_keys
 from gpunode.facts.node import Node
 from gpunode.facts.packages import Packages, module_stream
 from gpunode.facts.pci import PciGpu, read_vgpus
-from gpunode.facts.secure_boot import key_enrolled, signing_key, waiting_keys
 from gpunode.facts.system import Distribution
 from gpunode.facts.traits import OPERATOR_DRIVER, TRAITS
 from gpunode.packages.manager import Command, FileChange, PackageChange

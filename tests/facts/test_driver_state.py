@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.facts.dkms import failed_build
 from gpunode.facts.driver import crash, firmware, firmware_versions, switched_off, wants_firmware
 from gpunode.facts.kernel_log import KernelLine
+from gpunode.facts.module_builds import failed_build
 from gpunode.host import Host
 from tests.files import write
 from tests.required import required

@@ -1,8 +1,8 @@
 import pytest
 
 from gpunode.facts.boot import chosen_kernel, kernel_waiting
-from gpunode.facts.dkms import failed_build
 from gpunode.facts.kernels import Kernel, newer_kernels
+from gpunode.facts.module_builds import failed_build
 from gpunode.facts.system import clock
 from gpunode.host import Host
 from tests.files import write

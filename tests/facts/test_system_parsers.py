@@ -9,10 +9,10 @@ from gpunode.facts.driver import driver_packages, version_numbers
 from gpunode.facts.kernels import Kernel, flavour, lists_module, newer_kernels
 from gpunode.facts.kubelet import find_kubelet, setting
 from gpunode.facts.libraries import find_library, linked_libraries
+from gpunode.facts.module_builds import enforces_signatures
 from gpunode.facts.packages import read_packages
 from gpunode.facts.pci import read_gpus
 from gpunode.facts.processes import Process
-from gpunode.facts.secure_boot import is_enforced
 from gpunode.facts.system import BARE_METAL, CONTAINER, TEGRA, VM, WSL2, family_of, node_class
 from gpunode.facts.toolkit import find_toolkit
 from gpunode.gpu.library_paths import DRIVER_ROOT, IN_DRIVER_ROOT, PLATFORM
@@ -74,7 +74,7 @@ def test_kind_of_node(files, expected, tmp_path):
 @pytest.mark.parametrize(("data", "state"), [("BgAAAAE=", True), ("BgAAAAA=", False), ("AQ==", None)])
 def test_secure_boot_state_is_the_byte_after_the_attributes(data, state, tmp_path):
     path = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-    assert is_enforced(host(tmp_path, binary={path: data})) is state
+    assert enforces_signatures(host(tmp_path, binary={path: data})) is state
 
 
 def test_only_nvidia_display_functions_are_gpus(tmp_path):
