@@ -543,7 +543,7 @@ class NvmlPause:
         names = ", ".join(map(str, open_clients.services))
         with self._progress.step(f"have gpunode's own services close NVML (process {names})"):
             self._signal(open_clients.services, "USR1")
-            closed = self._host.wait_until(lambda: not self._clients().children, _CLOSE_SECONDS, 0.2)
+            closed = self._host.wait_until(self._is_closed, _CLOSE_SECONDS, 0.2)
         if not closed:
             self._signal(open_clients.services, "HUP")
             raise PreconditionError(
@@ -551,6 +551,14 @@ class NvmlPause:
                 hint="read its log, or stop it: --drain gpunode-device-plugin",
                 code="mig-busy",
             )
+
+    def _is_closed(self) -> bool:
+        """Whether no service has NVML open. One that does gets the signal again: another program's SIGHUP may
+        have made it open NVML again, or it may have restarted."""
+        open_clients = self._clients()
+        if open_clients.children:
+            self._signal(open_clients.services, "USR1")
+        return not open_clients.children
 
     def _clients(self) -> Clients:
         return clients(self._host, running(self._host))

@@ -93,6 +93,25 @@ def test_plugin_that_keeps_nvml_open_is_resumed(tmp_path: Path, monkeypatch: pyt
     assert signals == [(7, "USR1"), (7, "HUP")]
 
 
+class Interrupted(Host):
+    """A node where another program's SIGHUP has the plugin open NVML again after the first signal."""
+
+    def signal(self, pid: int, name: str, expected: Callable[[], bool] = lambda: True) -> None:
+        signals.append((pid, name))
+
+
+def test_plugin_that_keeps_nvml_open_gets_the_signal_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals.clear()
+    service, child = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
+    monkeypatch.setattr(
+        "gpunode.mig.users.running", lambda _host: (service, child) if len(signals) < 2 else (service,)
+    )
+    NvmlPause(Interrupted(root=tmp_path), SilentProgress()).close()
+    assert signals == [(7, "USR1"), (7, "USR1")]
+
+
 # --- real plugins -----------------------------------------------------------------------------------------
 
 
@@ -144,7 +163,7 @@ def test_plugin_closes_nvml_for_a_reset_and_advertises_the_new_layout(pod: bool,
     """As long as it has NVML open an Ampere GPU can't be reset."""
     with serving(mig_node(mig_machine("a100-40gb")), pod) as beside:
         ran = beside.node.apply("all-balanced")
-        assert ran.code == 0, ran.err
+        assert ran.code == 0, (ran.err, beside.log.read_text())
         assert "closes NVML meanwhile" in ran.err
         assert beside.shows("mig-3g.20gb", 1) and beside.shows("mig-1g.5gb", 2), beside.log.read_text()
         names = [one.resource for one in beside.kubelet.registrations]
@@ -182,7 +201,7 @@ def test_process_that_only_resembles_the_plugin_gets_no_signal(
                 ran = beside.node.apply("all-balanced")
             finally:
                 process.kill()
-        assert ran.code == 0, ran.err
+        assert ran.code == 0, (ran.err, beside.log.read_text())
         assert marker.read_text() == ""
         assert "closes NVML meanwhile" in ran.err
 
