@@ -179,11 +179,11 @@ class ContainerdEngine(Engine):
         )
 
     def _neighbours(self, paths: Iterable[str], without: frozenset[str]) -> tuple[str, ...]:
-        """TOML files in the directories of the files and of NVIDIA's drop-ins, except the main file's."""
+        """TOML files in the directories of the files and of NVIDIA's drop-ins."""
         own = self.daemon.config_path.rpartition("/")[0]
         places = [path.rpartition("/")[0] for path in (*paths, *without)]
         places += [f"{own}/{name}".rpartition("/")[0] for name in NVIDIA_DROP_INS]
-        listings = [self.host.glob(place, "*.toml") for place in dict.fromkeys(places) if place != own]
+        listings = [self.host.glob(place, "*.toml") for place in dict.fromkeys(places)]
         return tuple(path for listed in listings for path in listed if path not in without)
 
     def _effective(self, config: ContainerdConfig, texts: Texts, *, partly: bool) -> Tree | None:

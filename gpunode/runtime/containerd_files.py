@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -124,26 +125,24 @@ def is_imported(config: ContainerdConfig, path: str) -> bool:
 
 
 def import_of_drop_in(state: ContainerdState) -> str:
-    """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it, or only the file.
+    """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it.
 
-    Only the file where the directory has files that containerd doesn't read: the glob would activate them.
-    Neither in the main file's directory: the main file would import itself, and the entry would stay after a
-    removal.
+    ``NAME*.toml`` where that glob would activate files that containerd doesn't read, or would have the main
+    file import itself; the file's own path only where this glob would as well. containerd does not start
+    while a file imported by its own path is missing, and an administrator may delete the drop-in.
     """
-    directory = state.drop_in.rpartition("/")[0]
-    if directory == state.config.path.rpartition("/")[0]:
-        return state.drop_in
-    unread = [
-        path
-        for path in state.neighbours
-        if path.rpartition("/")[0] == directory and path not in (*state.config.files, state.drop_in)
-    ]
-    return state.drop_in if unread else whole_directory(state.drop_in)
+    path, config = state.drop_in, state.config
+    unread = [name for name in state.neighbours if name not in (*config.files, path)]
+    for pattern in _globs(path):
+        if not any(covers(config.path, pattern, name, config.release) for name in (*unread, config.path)):
+            return pattern
+    return path
 
 
-def whole_directory(path: str) -> str:
-    """The glob for a drop-in's directory; the file itself if its name doesn't match the glob."""
-    return f"{path.rpartition('/')[0]}/*.toml" if path.endswith(".toml") else path
+def _globs(path: str) -> tuple[str, ...]:
+    """The globs by which gpunode imports a drop-in; none if its name doesn't match them."""
+    stem, extension = posixpath.splitext(path)
+    return (f"{posixpath.dirname(path)}/*.toml", f"{stem}*.toml") if extension == ".toml" else ()
 
 
 def add_import(tree: Tree, pattern: str) -> None:
@@ -160,7 +159,7 @@ def forget_imports(state: ContainerdState, texts: dict[str, str | None]) -> None
         unneeded = [
             pattern
             for pattern in _patterns(tree)
-            if any(pattern in (path, whole_directory(path)) for path in deleted)
+            if any(pattern in (path, *_globs(path)) for path in deleted)
             and not any(covers(importer, pattern, path, config.release) for path in there)
         ]
 

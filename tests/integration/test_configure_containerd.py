@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime.containerd import dump
 from tests.integration.configuring import Cli, configuring
+from tests.integration.conftest import path_of
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.containerd
@@ -274,6 +276,24 @@ def test_import_of_a_missing_file_is_refused_before_any_write(
     assert f"{cli.engine.config}:1: imports {missing}, which does not exist" in done.stderr
     assert cli.engine.config.read_bytes() == before
     assert cli.engine.pid == pid and set(handlers(cli)) >= {"runc"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["mine.toml", "conf.d/99-nvidia.toml"])
+def test_containerd_2_starts_after_an_administrator_deleted_the_drop_in(tmp_path: Path, name: str) -> None:
+    path = path_of("forky")
+    engine = start_containerd("version = 3\n", binary=shutil.which("containerd", path=path) or "", path=path)
+    unread = engine.directory / "conf.d/old.toml"  # the import must not make containerd read it
+    unread.parent.mkdir()
+    unread.write_text("imports = ['/none.toml']\n")
+    drop_in = engine.directory / name
+    with configuring(engine, tmp_path) as cli:
+        for _ in range(2):
+            cli.data("configure-runtime", "--drop-in-config", str(drop_in))
+            assert "nvidia" in handlers(cli)
+            drop_in.unlink()
+            engine.restart()
+            assert "nvidia" not in handlers(cli)
 
 
 @pytest.mark.full

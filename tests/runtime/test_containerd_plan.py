@@ -151,12 +151,38 @@ def test_named_drop_in_gets_the_runtime_on_containerd_2(tmp_path: Path) -> None:
     node.write(MAIN, "version = 3\n")
     mine = "/etc/containerd/mine.toml"
     changed = texts(node.plan(drop_in=mine))
-    assert toml(changed[MAIN])["imports"] == [mine]  # not *.toml, which the main file is, too
     assert set(toml(changed[mine])["plugins"]) == {P3}
     for path, text in changed.items():
         node.write(path, text)
     removal = node.engine(mine).plan_removal(UnwantedConfig(("nvidia",)), None)
     assert texts(removal) == {MAIN: "version = 3\n", mine: ""}
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "unread", "imported"),
+    [
+        (DROP_IN, "", "/etc/containerd/conf.d/*.toml"),
+        (DROP_IN, "/etc/containerd/conf.d/old.toml", "/etc/containerd/conf.d/99-nvidia*.toml"),
+        (DROP_IN, "/etc/containerd/conf.d/99-nvidia-2.toml", DROP_IN),
+        ("/etc/containerd/mine.toml", "", "/etc/containerd/mine*.toml"),
+        ("/etc/containerd/mine.toml", "/etc/containerd/mine-old.toml", "/etc/containerd/mine.toml"),
+        ("/etc/containerd/con.toml", "", "/etc/containerd/con.toml"),
+        ("/etc/containerd/mine.conf", "", "/etc/containerd/mine.conf"),
+    ],
+)
+def test_import_covers_no_other_file_and_goes_with_the_drop_in(
+    tmp_path: Path, drop_in: str, unread: str, imported: str
+) -> None:
+    node = Node(tmp_path, "2.1.9")
+    node.write(MAIN, "version = 3\n")
+    if unread:
+        node.write(unread, "version = 3\n")
+    changed = texts(node.plan(drop_in=drop_in))
+    assert toml(changed[MAIN])["imports"] == [imported]
+    for path, text in changed.items():
+        node.write(path, text)
+    removal = node.engine(drop_in).plan_removal(UnwantedConfig(("nvidia",)), None)
+    assert texts(removal) == {MAIN: "version = 3\n", drop_in: ""}
 
 
 def test_main_file_named_as_drop_in_does_not_import_itself(tmp_path: Path) -> None:
