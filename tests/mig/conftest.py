@@ -1,18 +1,20 @@
 """Nodes with MIG GPUs: the stub of NVML with its nvidia-smi, and a state directory each.
 
 A change of MIG searches and signals the device plugins of the whole machine, and other tests run some: so
-the command line sees only its own processes, except where a test needs others.
+the command line sees only its own processes, or those of one test.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,13 +23,16 @@ from fixtures.stubs import StubNode, have_compiler, stub_node
 from gpunode.host import Host
 from gpunode.mig.model import GpuLayout, Layouts
 from gpunode.mig.session import MigSession
-from tests.cli import REPOSITORY, Ran, gpunode
+from tests.cli import REPOSITORY, Ran, clean_environment, gpunode
 from tests.cluster import api, certificates
 from tests.gpu_node import make_node
+from tests.waiting import eventually
 
 __all__ = ["api", "certificates", "make_node"]
 
 EXAMPLES = str(REPOSITORY / "docs/mig-config.yaml")
+SLEEP = ("sh", "-c", "echo $$; exec sleep 600")
+"""A program that does nothing. It prints its process id, which is that of the namespace it runs in."""
 
 
 _SPACE = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -62,9 +67,19 @@ class MigNode:
             return gpunode("mig", *words, env=environ, space=self.space, prefix=prefix)
         return gpunode("mig", *words, env=environ, prefix=(*self.space, *prefix))
 
-    def among_all(self) -> MigNode:
-        """The same, with the processes of this machine."""
-        return replace(self, space=())
+    def start(self, *argv: str, **streams: Any) -> subprocess.Popen[Any]:
+        """A program on it that continues while the test does something else."""
+        return subprocess.Popen([*self.space, *argv], env=clean_environment(self.env), **streams)
+
+    def kill(self, started: subprocess.Popen[Any], number: signal.Signals) -> None:
+        """Send a signal to a program that `start` has started, which may be the child of the one that enters
+        the namespace."""
+        pid = started.pid
+        if self.space:
+            children = Path(f"/proc/{pid}/task/{pid}/children")
+            assert eventually(children.read_text)
+            pid = int(children.read_text().split()[0])
+        os.kill(pid, number)
 
     @contextmanager
     def shared(self) -> Iterator[MigNode]:

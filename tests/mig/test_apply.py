@@ -16,8 +16,9 @@ from gpunode.commands.mig_plan import LayoutRequest
 from gpunode.errors import GpunodeError
 from gpunode.kubernetes.access import Access
 from tests.cli import clean_environment, command
-from tests.mig.conftest import EXAMPLES, MigMaker
+from tests.mig.conftest import EXAMPLES, SLEEP, MigMaker
 from tests.ordinary_user import AS_ORDINARY_USER, make_readable, public_directory
+from tests.required import required
 from tests.silent import SilentProgress
 from tests.waiting import PATIENCE, eventually
 
@@ -113,7 +114,7 @@ def test_variables_and_short_flags_of_mig_parted(mig_node: MigMaker) -> None:
 def test_configuration_is_read_from_standard_input(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     done = subprocess.run(
-        command("mig", "apply", "-f", "-"),
+        [*node.space, *command("mig", "apply", "-f", "-")],
         input="version: v1\nmig-configs: {a: [{devices: all, mig-enabled: true, mig-devices: {7g.80gb: 1}}]}",
         env=clean_environment(node.env),
         capture_output=True,
@@ -170,27 +171,28 @@ def test_recorded_machine_is_never_changed(mig_node: MigMaker, tmp_path: Path) -
 
 @pytest.mark.full
 def test_process_using_a_removed_instance_is_named_and_stops_apply(mig_node: MigMaker) -> None:
-    node = mig_node(mig_machine("h100")).among_all()
-    assert node.apply("all-balanced").code == 0
-    victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
-    with subprocess.Popen(["sleep", "600"]) as sleep:
+    made = mig_node(mig_machine("h100"))
+    assert made.apply("all-balanced").code == 0
+    victim = next(gi for gi in made.gpu().instances if gi.name == "2g.20gb")
+    with made.shared() as node, node.start(*SLEEP, stdout=subprocess.PIPE) as sleep:
         try:
-            used = Process(0, sleep.pid, gi=victim.id, ci=0, real=True)
+            pid = int(required(sleep.stdout).readline())
+            used = Process(0, pid, gi=victim.id, ci=0, real=True)
             node.stub.write(replace(mig_machine("h100"), processes=(used,)))
             done = node.stub.mig_changes()
             ran = node.apply("parts")
             assert ran.code == 3
-            assert f"sleep (process {sleep.pid})" in ran.err and "uses the 2g.20gb at 0:2 of GPU 0" in ran.err
-            assert f"--drain {sleep.pid}" in ran.err
+            assert f"sleep (process {pid})" in ran.err and "uses the 2g.20gb at 0:2 of GPU 0" in ran.err
+            assert f"--drain {pid}" in ran.err
             planned = node.run("plan", "-f", EXAMPLES, "-c", "parts", "-o", "json").document["data"]
-            assert [one["pid"] for one in planned["obstacles"]] == [sleep.pid]
+            assert [one["pid"] for one in planned["obstacles"]] == [pid]
             assert node.stub.mig_changes() == done
             # it doesn't use the 3g.40gb, so a change that keeps its own instance may continue
             aside = node.profiles("2g.20gb: 1, 1g.10gb: 2")
             assert node.apply("wanted", file=aside).code == 0
             ran = node.apply("parts", "--drain", "1")
             assert ran.code == 2 and "process 1 does not block the change" in ran.err
-            ran = node.apply("parts", "--drain", str(sleep.pid))
+            ran = node.apply("parts", "--drain", str(pid))
             assert ran.code == 0, ran.err
             assert sleep.wait(PATIENCE) == -signal.SIGTERM
         finally:
@@ -300,15 +302,15 @@ def test_nvml_hang_names_the_queried_gpu(mig_node: MigMaker, monkeypatch: pytest
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_restores_the_previous_layout(mig_node: MigMaker, number: int) -> None:
+def test_interrupt_restores_the_previous_layout(mig_node: MigMaker, number: signal.Signals) -> None:
     scenario = mig_machine("h100")
     node = mig_node(scenario)
     assert node.apply("all-balanced").code == 0
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=6, times=1)))
     argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media")
-    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.PIPE, text=True) as child:
+    with node.start(*argv, stderr=subprocess.PIPE, text=True) as child:
         assert eventually(lambda: node.stub.fault_calls() >= 7)
-        child.send_signal(number)
+        node.kill(child, number)
         _, err = child.communicate(timeout=PATIENCE)
     assert child.returncode == 130 and "the previous layout was restored" in err, err
     assert node.devices() == {"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}
@@ -318,7 +320,7 @@ def test_interrupt_restores_the_previous_layout(mig_node: MigMaker, number: int)
 def test_concurrent_runs_are_serialized(mig_node: MigMaker) -> None:
     node = mig_node(mig_machine("h100"))
     argv = [command("mig", "apply", "-f", EXAMPLES, "-c", label) for label in ("all-1g", "media")]
-    running = [subprocess.Popen(one, env=clean_environment(node.env), stderr=subprocess.PIPE) for one in argv]
+    running = [node.start(*one, stderr=subprocess.PIPE) for one in argv]
     assert [one.wait(PATIENCE) for one in running] == [0, 0]
     for one in running:
         assert one.stderr is not None

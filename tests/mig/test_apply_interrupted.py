@@ -24,7 +24,7 @@ from gpunode.mig import apply as apply_module
 from gpunode.mig import unfinished
 from gpunode.mig.model import Layouts
 from gpunode.mig.users import StoppedUsers, drain
-from tests.cli import clean_environment, command
+from tests.cli import command
 from tests.mig.conftest import EXAMPLES, MigMaker, MigNode
 from tests.silent import SilentProgress
 from tests.waiting import eventually
@@ -36,22 +36,21 @@ LOST, INSUFFICIENT = 15, 23
 
 
 @contextmanager
-def changing(
-    node: MigNode, scenario: Scenario, label: str, after: int, *words: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """`label` is being applied, has made so many changes, and hangs in the next; the caller kills it then."""
+def changing(node: MigNode, scenario: Scenario, label: str, after: int, *words: str) -> Iterator[None]:
+    """`label` is being applied, has made so many changes, and hangs in the next; it is killed at the end."""
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=after, times=1)))
     argv = command("mig", "apply", "-f", EXAMPLES, "-c", label, *words)
-    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
+    with node.start(*argv, stderr=subprocess.DEVNULL) as child:
         assert eventually(lambda: node.stub.fault_calls() > after)
-        yield child
+        yield
+        node.kill(child, signal.SIGKILL)
     node.stub.write(scenario)
 
 
 def killed(node: MigNode, scenario: Scenario, label: str, after: int) -> None:
     """`label` is applied and killed after so many changes."""
-    with changing(node, scenario, label, after) as child:
-        child.send_signal(signal.SIGKILL)
+    with changing(node, scenario, label, after):
+        pass
 
 
 def snapshot(node: MigNode) -> Path:
@@ -212,46 +211,45 @@ def goes_on(output: str) -> list[str]:
 
 def test_units_stopped_by_a_killed_run_are_listed_and_started(mig_node: MigMaker) -> None:
     scenario = mig_machine("h100")
-    node = mig_node(scenario).among_all()
-    done = systemctl(node)
-    assert node.apply("all-balanced").code == 0
-    with changing(node, scenario, "media", 6, "--drain", "nvidia-dcgm") as child:
-        assert "interrupted" not in node.run("list").err, "it works"
-        child.send_signal(signal.SIGKILL)
-    assert done() == ["stop nvidia-dcgm.service"]
-    for ran in (node.run("list"), node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")):
-        assert ran.code == 0
-        assert "it had stopped nvidia-dcgm.service; GPU 0 is incomplete" in ran.err
-        assert re.search(
-            r"a run of mig apply that started at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC was interrupted", ran.err
-        )
-        words = goes_on(ran.err)
-    assert words == ["apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm"]
-    assert "would start nvidia-dcgm.service again" in node.run(*words, "--dry-run").out
-    assert done() == ["stop nvidia-dcgm.service"]
-    ran = node.run(*words)
-    assert ran.code == 0 and "has left stopped: nvidia-dcgm.service" in ran.err
-    assert done()[-1] == "start nvidia-dcgm.service"
-    assert "interrupted" not in node.run("list").err and not (node.directory / "state/mig-run.json").exists()
+    with mig_node(scenario).shared() as node:
+        done = systemctl(node)
+        assert node.apply("all-balanced").code == 0
+        with changing(node, scenario, "media", 6, "--drain", "nvidia-dcgm"):
+            assert "interrupted" not in node.run("list").err, "it works"
+        assert done() == ["stop nvidia-dcgm.service"]
+        for ran in (node.run("list"), node.run("plan", "-f", EXAMPLES, "-c", "all-balanced")):
+            assert ran.code == 0
+            assert "it had stopped nvidia-dcgm.service; GPU 0 is incomplete" in ran.err
+            time = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+            assert re.search(f"a run of mig apply that started at {time} was interrupted", ran.err)
+            words = goes_on(ran.err)
+        assert words == ["apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm"]
+        assert "would start nvidia-dcgm.service again" in node.run(*words, "--dry-run").out
+        assert done() == ["stop nvidia-dcgm.service"]
+        ran = node.run(*words)
+        assert ran.code == 0 and "has left stopped: nvidia-dcgm.service" in ran.err
+        assert done()[-1] == "start nvidia-dcgm.service"
+        assert "interrupted" not in node.run("list").err
+        assert not (node.directory / "state/mig-run.json").exists()
 
 
 def test_stopped_unit_is_started_even_if_the_next_run_is_refused(mig_node: MigMaker) -> None:
     """And it is recorded before it is stopped: here the kill happens while systemctl runs."""
-    node = mig_node(mig_machine("h100")).among_all()
-    gate = node.directory / "gate"
-    os.mkfifo(gate)
-    done = systemctl(node, f'[ "$1" != stop ] || read word < {gate}')
-    argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm")
-    with subprocess.Popen(argv, env=clean_environment(node.env), stderr=subprocess.DEVNULL) as child:
-        with gate.open("w"):  # opens when systemctl reads
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-    assert done() == ["stop nvidia-dcgm.service"]
-    assert "it had stopped nvidia-dcgm.service; go on: " in node.run("list").err
-    wanted = node.profiles("3g.40gb: 3")  # doesn't fit
-    assert node.apply("wanted", file=wanted).code == 3
-    assert done()[1:] == ["start nvidia-dcgm.service"]
-    assert "interrupted" not in node.run("list").err and node.stub.mig_changes() == []
+    with mig_node(mig_machine("h100")).shared() as node:
+        gate = node.directory / "gate"
+        os.mkfifo(gate)
+        done = systemctl(node, f'[ "$1" != stop ] || read word < {gate}')
+        argv = command("mig", "apply", "-f", EXAMPLES, "-c", "media", "--drain", "nvidia-dcgm")
+        with node.start(*argv, stderr=subprocess.DEVNULL) as child:
+            with gate.open("w"):  # opens when systemctl reads
+                node.kill(child, signal.SIGKILL)
+                child.wait()
+        assert done() == ["stop nvidia-dcgm.service"]
+        assert "it had stopped nvidia-dcgm.service; go on: " in node.run("list").err
+        wanted = node.profiles("3g.40gb: 3")  # doesn't fit
+        assert node.apply("wanted", file=wanted).code == 3
+        assert done()[1:] == ["start nvidia-dcgm.service"]
+        assert "interrupted" not in node.run("list").err and node.stub.mig_changes() == []
 
 
 def test_unit_that_does_not_start_stays_on_record(mig_node: MigMaker) -> None:

@@ -6,20 +6,19 @@ SIGHUP triggers a poll at once, so no test waits for the next one.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fixtures.api_server import ApiServer, Fault, kubeconfig
 from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import Process, mig_machine
-from tests.cli import clean_environment, command
-from tests.mig.conftest import MigMaker, MigNode
+from tests.cli import command
+from tests.mig.conftest import SLEEP, MigMaker, MigNode
 from tests.mig.test_apply_interrupted import changing, systemctl
+from tests.required import required
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.full
@@ -45,18 +44,15 @@ class Following:
         self.access = ("--kubeconfig", str(access), "--node", "gpu-1")
 
     def __enter__(self) -> Following:
-        argv = [*self.node.space, *command(*self.argv, *self.access)]
+        argv = command(*self.argv, *self.access)
         with self._log.open("w") as log:
-            env = clean_environment(self.node.env)
-            self.process = subprocess.Popen(argv, env=env, stderr=log, stdout=subprocess.DEVNULL)
+            self.process = self.node.start(*argv, stderr=log, stdout=subprocess.DEVNULL)
         assert self.says("following the label"), self.log()
-        inside = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        self.pid = int(inside.read_text().split()[0]) if self.node.space else self.process.pid
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            self.node.kill(self.process, signal.SIGKILL)
         self.process.wait(PATIENCE)
 
     def log(self) -> str:
@@ -75,7 +71,7 @@ class Following:
         new.replace(self.file)
 
     def look(self) -> None:
-        os.kill(self.pid, signal.SIGHUP)
+        self.node.kill(self.process, signal.SIGHUP)
 
     def looked(self) -> None:
         """A whole turn that began after this has ended: the Node was read twice."""
@@ -109,7 +105,7 @@ class Following:
         return [step["value"] for step in steps]
 
     def end(self) -> int:
-        os.kill(self.pid, signal.SIGTERM)
+        self.node.kill(self.process, signal.SIGTERM)
         return self.process.wait(PATIENCE)
 
 
@@ -158,20 +154,20 @@ def test_refused_configuration_waits_for_another_label_or_file(mig_node: MigMake
 
 def test_apply_continues_once_blocking_processes_end(mig_node: MigMaker, api: ApiServer) -> None:
     scenario = mig_machine("h100")
-    node = mig_node(scenario).among_all()
-    it = Following(node, api)
-    assert node.apply("balanced", file=str(it.file)).code == 0
-    done = node.stub.mig_changes()
-    victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
-    it.ask_for("seven")
-    with subprocess.Popen(["sleep", "600"]) as sleep:
-        used = Process(0, sleep.pid, gi=victim.id, ci=0, real=True)
+    with mig_node(scenario).shared() as node, node.start(*SLEEP, stdout=subprocess.PIPE) as sleep:
+        it = Following(node, api)
+        assert node.apply("balanced", file=str(it.file)).code == 0
+        done = node.stub.mig_changes()
+        victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
+        it.ask_for("seven")
+        pid = int(required(sleep.stdout).readline())
+        used = Process(0, pid, gi=victim.id, ci=0, real=True)
         node.stub.write(replace(scenario, processes=(used,)))
         with it:
-            assert it.becomes("seven", "failed") and it.says(f"sleep (process {sleep.pid})"), it.log()
+            assert it.becomes("seven", "failed") and it.says(f"sleep (process {pid})"), it.log()
             it.looked()
             assert it.log().count("the layout isn't applied") == 1 and node.stub.mig_changes() == done
-            sleep.terminate()
+            node.kill(sleep, signal.SIGTERM)
             sleep.wait()
             it.look()
             assert it.says("the blocking processes have ended") and it.becomes("seven", "success"), it.log()
@@ -240,8 +236,8 @@ def test_run_continues_after_a_killed_one(mig_node: MigMaker, api: ApiServer) ->
     node = mig_node(scenario)
     done = systemctl(node)
     it = Following(node, api)
-    with changing(node, scenario, "media", 3, "--drain", "nvidia-dcgm") as child:
-        child.send_signal(signal.SIGKILL)
+    with changing(node, scenario, "media", 3, "--drain", "nvidia-dcgm"):
+        pass
     assert done() == ["stop nvidia-dcgm.service"]
     it.ask_for("seven")
     with it:
