@@ -140,6 +140,11 @@ class Machine:
         containerd = config.replace(table, f"{table}    restrict_oom_score_adj = true\n")
         write_files({root / "etc/containerd/config.toml": containerd})
         (root / SCENARIO_IN_CONTAINER[1:]).symlink_to(f"{SHARED}/scenario.txt")
+        # systemd runs them at each boot and each daemon-reload; they find nothing on a machine like this
+        generators = root / "etc/systemd/system-generators"
+        generators.mkdir(parents=True)
+        for path in (self.layers[-1] / "usr/lib/systemd/system-generators").iterdir():
+            (generators / path.name).symlink_to("/dev/null")
         programs = root / "usr/bin"
         programs.mkdir()
         build_stub_runtime(
