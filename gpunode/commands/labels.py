@@ -29,7 +29,6 @@ from gpunode.plugin.labels.nvidia import vfio_inventory
 from gpunode.plugin.labels.sinks import lines, make_sinks, sink_names
 from gpunode.plugin.model import Backend, complete_inventory
 from gpunode.plugin.nvidia import platform
-from gpunode.plugin.threads import Waiter
 
 if TYPE_CHECKING:
     from gpunode.gpu.nvml import GpuEvent
@@ -181,10 +180,8 @@ def watch(host: Host, origins: OptionSources, resolved: ResolvedSettings) -> Res
         for warning in resolved.warnings:
             log.warning(warning.text, **warning.fields)
         node = _Node(host, log, resolved.settings)
-        waiter = Waiter()
-        signals.wake = signals.look = waiter.wake
         signals.let_go = node.let_go
-        node.on_change = waiter.wake
+        node.on_change = signals.wake
         config = ConfigWatch(node, log, node.hurry, origins, signals.take_hangup, resolved.content)
         labeller = Labeller(host, log, node.source)
         systemd = Systemd(host, log)
@@ -194,7 +191,7 @@ def watch(host: Host, origins: OptionSources, resolved: ResolvedSettings) -> Res
             while not signals:
                 config.tick(host.monotonic())
                 labeller.tick(host.monotonic())
-                waiter.wait(_TURN_SECONDS)
+                signals.wait(_TURN_SECONDS)
         finally:
             systemd.tell("STOPPING=1")
             node.stop()

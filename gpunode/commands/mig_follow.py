@@ -24,7 +24,6 @@ from gpunode.output.result import Result, Text
 from gpunode.plugin.labels.watch import LogProgress
 from gpunode.plugin.logfmt import Log, OnChange, open_log
 from gpunode.plugin.service import Systemd
-from gpunode.plugin.threads import Waiter
 
 # The requests of the Node's label and the file, the last action, and the time of the next check.
 #
@@ -270,21 +269,19 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
     labels = node_labels.connected(host, access, node, follows=True)
     with until_signal() as signals:
         log = open_log(sys.stderr, host.environ)
-        waiter = Waiter()
-        signals.wake = signals.look = waiter.wake
 
         def interrupt() -> None:
             raise KeyboardInterrupt
 
         @contextmanager
         def interruptible(on: bool) -> Iterator[None]:
-            before, signals.wake = signals.wake, interrupt if on else waiter.wake
+            before, signals.on_end = signals.on_end, interrupt if on else lambda: None
             try:
                 if on and signals:
                     interrupt()
                 yield
             finally:
-                signals.wake = before
+                signals.on_end = before
 
         follower = LabelFollower(host, request, access, node, labels, log, interruptible)
         systemd = Systemd(host, log)
@@ -295,7 +292,7 @@ def watch(host: Host, request: LayoutRequest, access: Access, node: str) -> Resu
                 pause = follower.turn(signals.take_hangup())
                 systemd.report(follower.status)
                 if not signals:
-                    waiter.wait(min(pause, FILE_SECONDS))
+                    signals.wait(min(pause, FILE_SECONDS))
         except KeyboardInterrupt:
             if not signals:
                 raise

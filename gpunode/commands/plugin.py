@@ -35,7 +35,6 @@ from gpunode.plugin.config.resolve import DEFAULT, ResolvedSettings, option_valu
 from gpunode.plugin.config.settings import NameRule, Settings, Sharing
 from gpunode.plugin.config.values import ConfigProblem
 from gpunode.plugin.model import KubeletDevice, LeftOut, ResourcePlan
-from gpunode.plugin.threads import Waiter
 
 if TYPE_CHECKING:
     from gpunode.plugin.config.gke import Left
@@ -179,9 +178,6 @@ def plugin_inject(
 
 # `gpunode plugin serve`: the device plugin in the foreground, until SIGTERM or Ctrl-C.
 
-# signals and the end of the service wake this wait, but not a signal that arrives just before it begins
-_LONGEST_WAIT_SECONDS = 5.0
-
 
 def serve(host: Host, options: Mapping[str, Any]) -> Result:
     """Serve until a signal. `options` are options by field. Logs go to stderr, one line each.
@@ -230,13 +226,12 @@ def _chosen(resolved: ResolvedSettings) -> Iterator[tuple[str, str]]:
 
 
 def _serve(service: PluginService, signals: ReceivedSignals) -> None:
-    waiter = Waiter()
-    signals.wake = service.at_end = waiter.wake
+    service.at_end = signals.wake
     signals.let_go = service.backend.let_go
-    signals.look = service.wake
     service.start()
     while service.running and not signals:
-        waiter.wait(_LONGEST_WAIT_SECONDS)
+        signals.wait()
+        service.wake()
     service.stop()
     service.join()
 

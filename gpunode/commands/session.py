@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import select
 import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -601,15 +602,36 @@ def _asked_output(argv: Sequence[str]) -> Output:
 
 
 class ReceivedSignals(list[str]):
-    """Names of the signals received that end the process. What the handlers call takes no lock: they
-    interrupt its holder."""
+    """Names of the signals received that end the process, and the main thread's wait for them.
+
+    What the handlers call takes no lock: they interrupt its holder. `wait` waits on a pipe, into which Python
+    writes for each signal (`signal.set_wakeup_fd`): the kernel may give a signal to any thread, and it may
+    arrive just before the wait.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.hung_up = False
-        self.wake: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
         self.let_go: Callable[[], None] = lambda: None
-        self.look: Callable[[], None] = lambda: None
+        # open until the process ends: a thread that hangs, and is abandoned, may still call `wake`
+        self._woken, self.pipe = os.pipe()
+        for end in (self._woken, self.pipe):
+            os.set_blocking(end, False)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for a signal or `wake`, at most `seconds`. Handlers of signals that arrived have run then."""
+        select.select([self._woken], [], [], seconds)
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        # Python (3.11's ceval.c) keeps pending signals in a flag that is written without a lock, by whichever
+        # thread the kernel has interrupted; this looks at the signals themselves
+        signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def wake(self) -> None:
+        """End this wait, or the next one. Any thread may call it."""
+        with suppress(BlockingIOError):  # the pipe is full: the wait ends anyway
+            os.write(self.pipe, b"w")
 
     def take_hangup(self) -> bool:
         """Whether SIGHUP arrived since the last call."""
@@ -626,21 +648,22 @@ def until_signal() -> Iterator[ReceivedSignals]:
 
     def end(number: int, frame: FrameType | None) -> None:
         signals.append(signal.Signals(number).name)
-        signals.wake()
+        signals.on_end()
 
     def let_go(number: int, frame: FrameType | None) -> None:
         signals.let_go()
 
     def look_again(number: int, frame: FrameType | None) -> None:
         signals.hung_up = True
-        signals.look()
 
     before = {number: signal.signal(number, end) for number in _ENDING}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, look_again)
     before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, let_go)
+    descriptor = signal.set_wakeup_fd(signals.pipe, warn_on_full_buffer=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, before)  # deliver the signals that arrived before
     try:
         yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(descriptor)

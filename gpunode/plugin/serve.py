@@ -24,7 +24,6 @@ from gpunode.plugin.ledger import Feed, Ledger
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Backend, ServicePart, Snapshot
 from gpunode.plugin.service import Systemd
-from gpunode.plugin.threads import Waiter
 
 TICK_SECONDS = 0.25
 # each turn compares the sockets and the config file with what they were (stat): a tenth of a millisecond for
@@ -66,7 +65,7 @@ class PluginService:
         # called when a resource is about to get a link
         self.before_registering: list[Callable[[], None]] = []
         self.at_end: Callable[[], None] = lambda: None  # called when the end is requested, by any thread
-        self._waiter = Waiter()
+        self._woken = Event()
         self._stop = Event()
         self._failure: Exception | None = None
         self._next_health = 0.0
@@ -112,8 +111,8 @@ class PluginService:
         self._systemd.tell("READY=1")
 
     def wake(self) -> None:
-        """An event: the next turn comes at once. Signal handlers may call it."""
-        self._waiter.wake()
+        """An event: the next turn comes at once. Not for signal handlers: it takes a lock."""
+        self._woken.set()
 
     def stop(self) -> None:
         """Request the end of everything; returns at once."""
@@ -154,7 +153,8 @@ class PluginService:
     def _run_link(self) -> None:
         try:
             while not self._stop.is_set():
-                self._waiter.wait(min(self._turn(), self._patience()))
+                self._woken.wait(min(self._turn(), self._patience()))
+                self._woken.clear()
         finally:
             self._systemd.tell("STOPPING=1")
             self._close()

@@ -11,10 +11,10 @@ from pathlib import Path
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
 from gpunode.output.typed import plain
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.ledger import Feed
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import KubeletDevice, Problem, Resource, Unit
-from gpunode.plugin.threads import BackgroundTask
 from tests.waiting import eventually as eventually  # most tests of the plugin use both from here
 
 RESOURCE = "nvidia.com/gpu"

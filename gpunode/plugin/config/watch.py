@@ -16,12 +16,12 @@ from operator import attrgetter
 from typing import Protocol
 
 from gpunode.errors import GpunodeError
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.options import OPTIONS
 from gpunode.plugin.config.resolve import OptionSources
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.config.values import ConfigProblem
 from gpunode.plugin.logfmt import Log
-from gpunode.plugin.threads import BackgroundTask
 
 AGAIN_SECONDS = 0.2
 

@@ -13,13 +13,13 @@ from functools import partial
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import LabelSettings, Settings
 from gpunode.plugin.labels.make import cant_label, label_amd, label_gpus, query_tegra
 from gpunode.plugin.labels.model import Labels, Machine
 from gpunode.plugin.labels.nvidia import find_vgpus, is_tegra, read_machine
 from gpunode.plugin.labels.sinks import Sink, make_sinks
 from gpunode.plugin.logfmt import Log, OnChange
-from gpunode.plugin.threads import BackgroundTask
 
 Source = Callable[[], tuple[Settings, Inventory | None] | None]
 """The settings and the GPUs as they are now; no inventory: there is no GPU. None: that is unknown yet."""

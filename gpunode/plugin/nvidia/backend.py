@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.errors import GpunodeError
 from gpunode.gpu.model import Inventory
 from gpunode.host import Host
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Answer, Problem, ReportReceiver, Resource, ResourcePlan, Snapshot, Unit
@@ -16,7 +17,6 @@ from gpunode.plugin.nvidia.platform import Site, read_site, still_so, uses_cdi
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
 from gpunode.plugin.nvidia.watch import Watch
-from gpunode.plugin.threads import BackgroundTask
 
 if TYPE_CHECKING:
     from gpunode.plugin.nvidia.cdi import CdiSpecs

@@ -18,12 +18,12 @@ from gpunode.errors import GpunodeError, PreconditionError
 from gpunode.facts.toolkit import hook_program
 from gpunode.gpu.model import Gpu, Inventory
 from gpunode.host import Host
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.logfmt import Log
 from gpunode.plugin.model import Common, Problem, Resource, ResourcePlan, Unit
 from gpunode.plugin.nvidia.platform import Roots, find_roots, imex_node, uses_cdi
 from gpunode.plugin.nvidia.response import CDI_VENDOR
-from gpunode.plugin.threads import BackgroundTask
 
 DIRECTORY = "/var/run/cdi"
 _NO_LIBCUDA = (

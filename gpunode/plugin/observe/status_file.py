@@ -21,9 +21,9 @@ from gpunode.facts.processes import own_identity, start_ticks
 from gpunode.gpu.driver_traces import boot_id
 from gpunode.host import Host
 from gpunode.output.typed import from_plain, plain
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings, pod_resources_socket
 from gpunode.plugin.model import LeftOut, Problem, Resource, Unit
-from gpunode.plugin.threads import BackgroundTask
 
 if TYPE_CHECKING:
     from gpunode.plugin.serve import PluginService

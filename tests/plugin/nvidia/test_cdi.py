@@ -10,12 +10,12 @@ from threading import Event, Thread
 import pytest
 
 from gpunode.gpu.model import Inventory
+from gpunode.plugin.background import BackgroundTask
 from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.model import ResourcePlan
 from gpunode.plugin.nvidia.cdi import CHECK_SECONDS, CdiSpecs
 from gpunode.plugin.nvidia.resources import plan
 from gpunode.plugin.nvidia.response import answer
-from gpunode.plugin.threads import BackgroundTask
 from tests.plugin.gpus import bare_host, cut, gpu, inventory, mig_uuid, snapshot, uuid
 from tests.plugin.nodes import AtOnce, MemoryLog, eventually
 from tests.waiting import PATIENCE

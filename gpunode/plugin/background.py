@@ -1,38 +1,9 @@
-"""Threads of a service: the wait of one for events, and a worker for slow tasks."""
+"""A service's worker for slow tasks."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
-from contextlib import suppress
-from threading import Lock, Thread
-
-
-class Waiter:
-    """A wait that can be ended early. `wait` belongs to one thread; any thread or signal handler may call
-    `wake`.
-
-    A bare lock, which a wake-up releases. A handler that interrupts the thread inside `threading.Event` would
-    wait for the lock that this thread holds, and `SimpleQueue.get` with a time limit, interrupted near its
-    end, waits without one (Python 3.11's _queuemodule.c).
-    """
-
-    def __init__(self) -> None:
-        self._quiet = Lock()
-        self._quiet.acquire()
-
-    def wake(self) -> None:
-        """End this wait, or the next one."""
-        with suppress(RuntimeError):  # it is released already
-            self._quiet.release()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a wake-up, at most `seconds`; all of them are consumed. In the main thread the handlers of
-        signals that arrived have run."""
-        self._quiet.acquire(timeout=max(0.0, seconds))
-        # Python (3.11's ceval.c) keeps pending signals in a flag that is written without a lock, by whichever
-        # thread the kernel has interrupted; this looks at the signals themselves
-        signal.pthread_sigmask(signal.SIG_BLOCK, ())
+from threading import Thread
 
 
 class BackgroundTask:
