@@ -121,7 +121,12 @@ def mig_plan(session: Session, options: ConfigurationOptions) -> Result:
     return Result("MigPlan", data, messages=notes, blocks=tuple(page))
 
 
-@verb(mig_app, "apply", "MigApplication")
+@verb(
+    mig_app,
+    "apply",
+    "MigApplication",
+    service=lambda options: options["watch"] and not options["dry_run"],
+)
 def mig_apply(
     session: Session,
     request: LayoutRequest,

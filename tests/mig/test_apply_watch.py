@@ -16,9 +16,9 @@ from fixtures.api_server import ApiServer, Fault, kubeconfig
 from fixtures.scenario import Fault as NvmlFault
 from fixtures.scenario import Process, mig_machine
 from tests.cli import command
-from tests.mig.conftest import SLEEP, MigMaker, MigNode
+from tests.mig.conftest import MigMaker, MigNode
 from tests.mig.test_apply_interrupted import changing, systemctl
-from tests.required import required
+from tests.plugin.test_serve_process import keeps
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.full
@@ -31,13 +31,16 @@ LAYOUTS = {"seven": SEVEN, "balanced": BALANCED}
 class Following:
     """A `mig apply --watch` and its cluster."""
 
-    def __init__(self, node: MigNode, api: ApiServer, *words: str) -> None:
+    def __init__(
+        self, node: MigNode, api: ApiServer, *words: str, early: signal.Signals | None = None
+    ) -> None:
+        """`early` is a signal that it gets while it starts."""
         self.node, self.api = node, api
         self.file = node.directory / "conf/mig.yaml"
         self.file.parent.mkdir()
         self.configure(**LAYOUTS)
         self._log = node.directory / "watch.log"
-        self._words = words
+        self._early = early
         access = node.directory / "kubeconfig"
         access.write_text(kubeconfig(api))
         self.argv = ("mig", "apply", "--watch", "-f", str(self.file), *words)
@@ -47,6 +50,9 @@ class Following:
         argv = command(*self.argv, *self.access)
         with self._log.open("w") as log:
             self.process = self.node.start(*argv, stderr=log, stdout=subprocess.DEVNULL)
+        if early := self._early:
+            assert eventually(lambda: keeps(self.node.pid(self.process), early))
+            self.node.kill(self.process, early)
         assert self.says("following the label"), self.log()
         return self
 
@@ -132,6 +138,17 @@ def test_layout_follows_the_label_and_the_file(mig_node: MigMaker, api: ApiServe
     assert it.set() == ["pending", "success"] * 3
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_signal_during_the_start_does_not_end_it(
+    mig_node: MigMaker, api: ApiServer, number: signal.Signals
+) -> None:
+    # shared: the first process of a PID namespace doesn't end by a signal that it has no handler for
+    with mig_node(mig_machine("h100")).shared() as node, Following(node, api, early=number) as it:
+        it.ask_for("seven")
+        it.look()
+        assert it.becomes("seven", "success"), it.log()
+
+
 def test_refused_configuration_waits_for_another_label_or_file(mig_node: MigMaker, api: ApiServer) -> None:
     node = mig_node(mig_machine("h100"))
     it = Following(node, api)
@@ -154,13 +171,12 @@ def test_refused_configuration_waits_for_another_label_or_file(mig_node: MigMake
 
 def test_apply_continues_once_blocking_processes_end(mig_node: MigMaker, api: ApiServer) -> None:
     scenario = mig_machine("h100")
-    with mig_node(scenario).shared() as node, node.start(*SLEEP, stdout=subprocess.PIPE) as sleep:
+    with mig_node(scenario).shared() as node, node.sleeping() as (sleep, pid):
         it = Following(node, api)
         assert node.apply("balanced", file=str(it.file)).code == 0
         done = node.stub.mig_changes()
         victim = next(gi for gi in node.gpu().instances if gi.name == "2g.20gb")
         it.ask_for("seven")
-        pid = int(required(sleep.stdout).readline())
         used = Process(0, pid, gi=victim.id, ci=0, real=True)
         node.stub.write(replace(scenario, processes=(used,)))
         with it:
@@ -170,8 +186,8 @@ def test_apply_continues_once_blocking_processes_end(mig_node: MigMaker, api: Ap
             node.kill(sleep, signal.SIGTERM)
             sleep.wait()
             it.look()
-            assert it.says("the blocking processes have ended") and it.becomes("seven", "success"), it.log()
-            assert node.devices() == SEVEN
+            assert it.says("the blocking processes have ended"), it.log()
+            assert it.becomes("seven", "success") and node.devices() == SEVEN, it.log()
 
 
 def test_unavailable_server_is_reported_and_waited_for(mig_node: MigMaker, api: ApiServer) -> None:
