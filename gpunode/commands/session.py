@@ -618,10 +618,12 @@ class ReceivedSignals(list[str]):
         self._woken, self.pipe = os.pipe()
         for end in (self._woken, self.pipe):
             os.set_blocking(end, False)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
 
     def wait(self, seconds: float | None = None) -> None:
         """Wait for a signal or `wake`, at most `seconds`. Handlers of signals that arrived have run then."""
-        select.select([self._woken], [], [], seconds)
+        self._poll.poll(None if seconds is None else seconds * 1000)
         with suppress(BlockingIOError):
             os.read(self._woken, 4096)
         # Python (3.11's ceval.c) keeps pending signals in a flag that is written without a lock, by whichever
@@ -643,7 +645,8 @@ class ReceivedSignals(list[str]):
 
 @contextmanager
 def until_signal() -> Iterator[ReceivedSignals]:
-    """Collect SIGHUP and the signals that end the process instead of ending; only in the main thread."""
+    """Handle SIGHUP, SIGUSR1 and the signals that end the process instead of ending; only in the main
+    thread."""
     signals = ReceivedSignals()
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -528,26 +528,25 @@ class NvmlPause:
     @contextmanager
     def if_needed(self, needed: bool) -> Iterator[None]:
         """If `needed`, NVML is closed in them meanwhile. They read again at the end, also after an error."""
-        if needed:
-            self.close()
         try:
+            if needed:
+                self.close()
             yield
         finally:
             self._signal(self._clients().services, "HUP")
 
     def close(self) -> None:
         """Have NVML closed for two minutes from now. `PreconditionError` if a service doesn't close it."""
-        open_clients = self._clients()
-        if not open_clients.services:
+        services = self._clients().services
+        if not services:
             return
-        names = ", ".join(map(str, open_clients.services))
-        with self._progress.step(f"have gpunode's own services close NVML (process {names})"):
-            self._signal(open_clients.services, "USR1")
+        with self._progress.step(f"have gpunode's own services close NVML (process {_numbers(services)})"):
+            self._signal(services, "USR1")
             closed = self._host.wait_until(self._is_closed, _CLOSE_SECONDS, 0.2)
         if not closed:
-            self._signal(open_clients.services, "HUP")
+            services = self._clients().services
             raise PreconditionError(
-                f"process {names} has not closed NVML within {_CLOSE_SECONDS:g} s",
+                f"process {_numbers(services)} has not closed NVML within {_CLOSE_SECONDS:g} s",
                 hint="read its log, or stop it: --drain gpunode-device-plugin",
                 code="mig-busy",
             )
@@ -572,3 +571,7 @@ class NvmlPause:
                 self._host.signal(pid, name, partial(self._is_service, pid))
             except OSError:
                 continue  # it has ended; if it runs and can't be signalled it still holds the GPU's device
+
+
+def _numbers(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))

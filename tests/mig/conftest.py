@@ -7,6 +7,7 @@ the command line sees only its own processes, or those of one test.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -31,8 +32,6 @@ from tests.waiting import eventually
 __all__ = ["api", "certificates", "make_node"]
 
 EXAMPLES = str(REPOSITORY / "docs/mig-config.yaml")
-SLEEP = ("sh", "-c", "echo $$; exec sleep 600")
-"""A program that does nothing. It prints its process id, which is that of the namespace it runs in."""
 
 
 _SPACE = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -71,15 +70,30 @@ class MigNode:
         """A program on it that continues while the test does something else."""
         return subprocess.Popen([*self.space, *argv], env=clean_environment(self.env), **streams)
 
+    def pid(self, started: subprocess.Popen[Any]) -> int:
+        """The process id, in this test's namespace, of a program that `start` has started: it may be the
+        child of the one that enters the node's."""
+        if not self.space:
+            return started.pid
+        children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
+        assert eventually(lambda: children.read_text() or started.poll() is not None)
+        return int(children.read_text().split()[0])
+
+    @contextmanager
+    def sleeping(self) -> Iterator[tuple[subprocess.Popen[Any], int]]:
+        """A program named sleep that runs meanwhile, and its process id in the node's namespace."""
+        with self.start("sleep", "600") as started:
+            try:
+                place = Path(f"/proc/{self.pid(started)}")
+                assert eventually(lambda: (place / "comm").read_text() == "sleep\n")
+                status = (place / "status").read_text()
+                yield started, int(re.findall(r"^NSpid:.*\s(\d+)$", status, re.MULTILINE)[0])
+            finally:
+                started.kill()
+
     def kill(self, started: subprocess.Popen[Any], number: signal.Signals) -> None:
-        """Send a signal to a program that `start` has started, which may be the child of the one that enters
-        the namespace."""
-        pid = started.pid
-        if self.space:
-            children = Path(f"/proc/{pid}/task/{pid}/children")
-            assert eventually(children.read_text)
-            pid = int(children.read_text().split()[0])
-        os.kill(pid, number)
+        """Send such a program a signal."""
+        os.kill(self.pid(started), number)
 
     @contextmanager
     def shared(self) -> Iterator[MigNode]:

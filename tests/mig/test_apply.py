@@ -16,9 +16,8 @@ from gpunode.commands.mig_plan import LayoutRequest
 from gpunode.errors import GpunodeError
 from gpunode.kubernetes.access import Access
 from tests.cli import clean_environment, command
-from tests.mig.conftest import EXAMPLES, SLEEP, MigMaker
+from tests.mig.conftest import EXAMPLES, MigMaker
 from tests.ordinary_user import AS_ORDINARY_USER, make_readable, public_directory
-from tests.required import required
 from tests.silent import SilentProgress
 from tests.waiting import PATIENCE, eventually
 
@@ -174,29 +173,25 @@ def test_process_using_a_removed_instance_is_named_and_stops_apply(mig_node: Mig
     made = mig_node(mig_machine("h100"))
     assert made.apply("all-balanced").code == 0
     victim = next(gi for gi in made.gpu().instances if gi.name == "2g.20gb")
-    with made.shared() as node, node.start(*SLEEP, stdout=subprocess.PIPE) as sleep:
-        try:
-            pid = int(required(sleep.stdout).readline())
-            used = Process(0, pid, gi=victim.id, ci=0, real=True)
-            node.stub.write(replace(mig_machine("h100"), processes=(used,)))
-            done = node.stub.mig_changes()
-            ran = node.apply("parts")
-            assert ran.code == 3
-            assert f"sleep (process {pid})" in ran.err and "uses the 2g.20gb at 0:2 of GPU 0" in ran.err
-            assert f"--drain {pid}" in ran.err
-            planned = node.run("plan", "-f", EXAMPLES, "-c", "parts", "-o", "json").document["data"]
-            assert [one["pid"] for one in planned["obstacles"]] == [pid]
-            assert node.stub.mig_changes() == done
-            # it doesn't use the 3g.40gb, so a change that keeps its own instance may continue
-            aside = node.profiles("2g.20gb: 1, 1g.10gb: 2")
-            assert node.apply("wanted", file=aside).code == 0
-            ran = node.apply("parts", "--drain", "1")
-            assert ran.code == 2 and "process 1 does not block the change" in ran.err
-            ran = node.apply("parts", "--drain", str(pid))
-            assert ran.code == 0, ran.err
-            assert sleep.wait(PATIENCE) == -signal.SIGTERM
-        finally:
-            sleep.kill()
+    with made.shared() as node, node.sleeping() as (sleep, pid):
+        used = Process(0, pid, gi=victim.id, ci=0, real=True)
+        node.stub.write(replace(mig_machine("h100"), processes=(used,)))
+        done = node.stub.mig_changes()
+        ran = node.apply("parts")
+        assert ran.code == 3
+        assert f"sleep (process {pid})" in ran.err and "uses the 2g.20gb at 0:2 of GPU 0" in ran.err
+        assert f"--drain {pid}" in ran.err
+        planned = node.run("plan", "-f", EXAMPLES, "-c", "parts", "-o", "json").document["data"]
+        assert [one["pid"] for one in planned["obstacles"]] == [pid]
+        assert node.stub.mig_changes() == done
+        # it doesn't use the 3g.40gb, so a change that keeps its own instance may continue
+        aside = node.profiles("2g.20gb: 1, 1g.10gb: 2")
+        assert node.apply("wanted", file=aside).code == 0
+        ran = node.apply("parts", "--drain", "1")
+        assert ran.code == 2 and "process 1 does not block the change" in ran.err
+        ran = node.apply("parts", "--drain", str(pid))
+        assert ran.code == 0, ran.err
+        assert sleep.wait(PATIENCE) == -signal.SIGTERM
     assert node.devices() == {"3g.40gb": 1, "1c.3g.40gb": 3}
 
 

@@ -41,9 +41,11 @@ def changing(node: MigNode, scenario: Scenario, label: str, after: int, *words: 
     node.stub.write(scenario.with_faults(Fault("migChange", hang=60.0, after=after, times=1)))
     argv = command("mig", "apply", "-f", EXAMPLES, "-c", label, *words)
     with node.start(*argv, stderr=subprocess.DEVNULL) as child:
-        assert eventually(lambda: node.stub.fault_calls() > after)
-        yield
-        node.kill(child, signal.SIGKILL)
+        try:
+            assert eventually(lambda: node.stub.fault_calls() > after)
+            yield
+        finally:
+            node.kill(child, signal.SIGKILL)
     node.stub.write(scenario)
 
 

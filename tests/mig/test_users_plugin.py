@@ -88,7 +88,8 @@ def test_plugin_that_keeps_nvml_open_is_resumed(tmp_path: Path, monkeypatch: pyt
     ran = processes(tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD))
     monkeypatch.setattr("gpunode.mig.users.running", lambda _host: ran)
     with pytest.raises(PreconditionError, match="process 7 has not closed NVML") as caught:
-        NvmlPause(Deaf(root=tmp_path), SilentProgress()).close()
+        with NvmlPause(Deaf(root=tmp_path), SilentProgress()).if_needed(True):
+            pytest.fail("the change began")
     assert "--drain gpunode-device-plugin" in caught.value.hint
     assert signals == [(7, "USR1"), (7, "HUP")]
 
@@ -108,8 +109,24 @@ def test_plugin_that_keeps_nvml_open_gets_the_signal_again(
     monkeypatch.setattr(
         "gpunode.mig.users.running", lambda _host: (service, child) if len(signals) < 2 else (service,)
     )
-    NvmlPause(Interrupted(root=tmp_path), SilentProgress()).close()
-    assert signals == [(7, "USR1"), (7, "USR1")]
+    with NvmlPause(Interrupted(root=tmp_path), SilentProgress()).if_needed(True):
+        assert signals == [(7, "USR1"), (7, "USR1")]
+    assert signals[2:] == [(7, "HUP")]
+
+
+def test_service_that_restarts_meanwhile_is_resumed_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals.clear()
+    first, _, second, child = processes(
+        tmp_path, (7, 1, BOTH, SERVE), (8, 7, 0, CHILD), (9, 1, BOTH, SERVE), (10, 9, 0, CHILD)
+    )
+    monkeypatch.setattr("gpunode.mig.users._CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr("gpunode.mig.users.running", lambda _host: (second, child) if signals else (first,))
+    with pytest.raises(PreconditionError, match="process 9 has not closed NVML"):
+        with NvmlPause(Interrupted(root=tmp_path), SilentProgress()).if_needed(True):
+            pytest.fail("the change began")
+    assert signals == [(7, "USR1"), (9, "USR1"), (9, "HUP")]
 
 
 # --- real plugins -----------------------------------------------------------------------------------------
