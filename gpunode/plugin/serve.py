@@ -1,7 +1,7 @@
 """`plugin serve`, end to end: a backend reports to the ledger, each resource's link sends its feed to the
 kubelet.
 
-Two threads in addition to gRPC's own and to those of background tasks (plugin/threads.py): `link` (the
+Two threads in addition to gRPC's own and to those of background tasks (plugin/background.py): `link` (the
 kubelet, our sockets, the parts, systemd) and `backend` (the GPUs). Only `link` must respond quickly; the
 other may hang with a failing GPU without affecting it.
 """

@@ -29,8 +29,8 @@ class ContainerdState(NamedTuple):
 
     `texts` has every file that may be edited. `effective` is containerd's merged view, None if unknown.
     `drop_in` is the path for a drop-in, `drop_in_forced` whether the user named it. `systemd_cgroup` is for a
-    CRI that is only now enabled, or that had no file. `neighbours` are TOML files in the drop-in's directory,
-    whether containerd reads them or not.
+    CRI that is only now enabled, or that had no file. `neighbours` are TOML files in the directories of
+    these files and of NVIDIA's drop-ins, whether containerd reads them or not.
     """
 
     config: ContainerdConfig
@@ -128,13 +128,14 @@ def import_of_drop_in(state: ContainerdState) -> str:
     """The import for the drop-in: its directory's ``*.toml``, as nvidia-ctk writes it.
 
     ``NAME*.toml`` where that glob would activate files that containerd doesn't read, or would have the main
-    file import itself; the file's own path only where this glob would as well. containerd does not start
-    while a file imported by its own path is missing, and an administrator may delete the drop-in.
+    file import itself; the file's own path only where this glob would as well, or doesn't match the file.
+    containerd does not start while a file imported by its own path is missing, and an administrator may
+    delete the drop-in.
     """
     path, config = state.drop_in, state.config
-    unread = [name for name in state.neighbours if name not in (*config.files, path)]
+    others = [name for name in state.neighbours if name not in (*config.files, path)] + [config.path]
     for pattern in _globs(path):
-        if not any(covers(config.path, pattern, name, config.release) for name in (*unread, config.path)):
+        if [path] == [name for name in (path, *others) if covers(config.path, pattern, name, config.release)]:
             return pattern
     return path
 

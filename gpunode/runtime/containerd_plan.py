@@ -185,10 +185,11 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
     plugin = _plugin(state, version)
     tables = _tables(state, desired, systemd_cgroup=systemd_cgroup)
     target = file_to_edit(state, desired, plugin)
+    is_beside = target == state.drop_in and target != state.config.path
     spelled_out = bool(state.config.runtimes)
 
     def mutate(tree: Tree) -> None:
-        if target == state.drop_in and target != state.config.path:
+        if is_beside:
             tree.setdefault("version", version)
         cri = cri_of(tree, plugin)
         if tables:
@@ -204,7 +205,6 @@ def _add(draft: _Draft, desired: DesiredConfig, version: int, systemd_cgroup: bo
     if target == state.drop_in and _starts_afresh(state, desired, version):
         draft.changes.add(target, lambda tree: tree.clear())
     draft.changes.add(target, mutate)
-    is_beside = target == state.drop_in and target != state.config.path
     if is_beside and not is_imported(state.config, target):
         pattern = import_of_drop_in(state)
         draft.changes.add(state.config.path, lambda tree: add_import(tree, pattern))

@@ -127,7 +127,8 @@ class Machine:
         init.chmod(0o755)
 
     def prepare(self) -> None:
-        """Write its name, the driver and the toolkit's programs, unless a lower layer has them."""
+        """Write its name, the driver and the toolkit's programs, for a machine without a layer that has
+        them."""
         root = self.upper
         put_libraries(root / "usr/lib/x86_64-linux-gnu", self.scenario.driver)
         pip = f"[global]\nno-index = true\nfind-links = {WHEELS}\ndisable-pip-version-check = true\n"
@@ -140,7 +141,7 @@ class Machine:
         containerd = config.replace(table, f"{table}    restrict_oom_score_adj = true\n")
         write_files({root / "etc/containerd/config.toml": containerd})
         (root / SCENARIO_IN_CONTAINER[1:]).symlink_to(f"{SHARED}/scenario.txt")
-        # systemd runs them at each boot and each daemon-reload; they find nothing on a machine like this
+        # systemd runs them at each boot and each daemon-reload; here they would make only a console's getty
         generators = root / "etc/systemd/system-generators"
         generators.mkdir(parents=True)
         for path in (self.layers[-1] / "usr/lib/systemd/system-generators").iterdir():

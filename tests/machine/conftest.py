@@ -24,8 +24,8 @@ SUITES = os.environ.get("GPUNODE_TEST_SUITES", " ".join(PYTHONS)).split()
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only `make test-all` boots machines. One process runs all tests of a suite's installed machine, and one
-    each file of tests with machines of their own."""
+    """Tests that boot a machine are marked `full`. One process runs all tests of a suite's installed machine,
+    and one each file of tests with machines of their own."""
     for item in items:
         if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent:
             suite = item.callspec.params["suite"] if hasattr(item, "callspec") else "none"

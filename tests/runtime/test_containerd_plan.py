@@ -168,6 +168,7 @@ def test_named_drop_in_gets_the_runtime_on_containerd_2(tmp_path: Path) -> None:
         ("/etc/containerd/mine.toml", "/etc/containerd/mine-old.toml", "/etc/containerd/mine.toml"),
         ("/etc/containerd/con.toml", "", "/etc/containerd/con.toml"),
         ("/etc/containerd/mine.conf", "", "/etc/containerd/mine.conf"),
+        ("/etc/containerd/mine[1].toml", "", "/etc/containerd/mine[1].toml"),
     ],
 )
 def test_import_covers_no_other_file_and_goes_with_the_drop_in(
