@@ -101,6 +101,11 @@ def run(
     if request.exit_code and not request.dry_run:
         raise UsageError("--exit-code only means something with --dry-run", hint="add --dry-run")
     refuse_unknown("--also", choice.also or (), VARIANTS)
+    name = choice.nvidia_runtime_name
+    if name in map(_variant_name, choice.also or ()):
+        raise UsageError(
+            f"the name {name} is a variant's own", hint="choose another: --nvidia-runtime-name nvidia"
+        )
 
     def prepare(engines: tuple[Engine, ...], _journal: Journal) -> tuple[Intent, ...]:
         intents = [_intent(engine, *_desired(engine, choice)) for engine in engines]
@@ -186,13 +191,13 @@ def _desired(engine: Engine, choice: RuntimeChoice) -> tuple[DesiredConfig, tupl
         return DesiredConfig(cdi=True), (note,)
     handlers = [Handler(name, path)]
     for variant in dict.fromkeys(also):
-        handlers.append(Handler(f"nvidia-{variant}", f"{path}.{variant}"))
-    if len({handler.name for handler in handlers}) < len(handlers):
-        raise UsageError(
-            f"the name {name} is a variant's own",
-            hint="choose another: --nvidia-runtime-name nvidia",
-        )
+        handlers.append(Handler(_variant_name(variant), f"{path}.{variant}"))
     return DesiredConfig(tuple(handlers), choice.set_as_default, choice.cdi, choice.replace), ()
+
+
+def _variant_name(variant: str) -> str:
+    """The name of the runtime of one of `VARIANTS`."""
+    return f"nvidia-{variant}"
 
 
 def _require_programs(engine: Engine, desired: DesiredConfig) -> None:

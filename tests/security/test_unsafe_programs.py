@@ -42,7 +42,8 @@ def shared(place: Path) -> Path:
 
 @pytest.mark.parametrize("command", [("configure-runtime", "--runtime", "crio"), ("verify", "--on", "crio")])
 def test_untrusted_engine_is_not_reported_as_missing(shared: Path, command: tuple[str, ...]) -> None:
-    ran = gpunode(*command, env={"PATH": f"{shared}:{os.environ['PATH']}"})
+    path = f"{shared}:{os.environ['PATH']}"
+    ran = gpunode(*command, env={"PATH": path, "GPUNODE_STATE_DIR": f"{shared.parent}/state"})
     assert ran.code == 3, ran
     assert f"crio is at {shared}/crio, but it was not run: {shared} can be written by other users" in ran.err
     assert f"namei -l {shared}/crio" in ran.err and "chmod go-w" in ran.err
@@ -97,7 +98,7 @@ def test_owner_outside_the_user_namespace_is_reported_as_unmapped(place: Path) -
     program(place / "theirs/crio")
     os.chown(place / "theirs/crio", 61001, 61001)
     words = ("configure-runtime", "--runtime", "crio")
-    path = {"PATH": f"{place}/theirs:{os.environ['PATH']}"}
+    path = {"PATH": f"{place}/theirs:{os.environ['PATH']}", "GPUNODE_STATE_DIR": f"{place}/state"}
     ran = fresh_gpunode(*words, env=path, prefix=unshare)
     assert ran.code == 3, ran
     assert f"the owner of {place}/theirs/crio is not mapped in this user namespace" in ran.err

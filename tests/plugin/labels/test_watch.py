@@ -173,8 +173,8 @@ def test_gpus_of_virtual_machines_are_read_from_the_bus_again(tmp_path: Path) ->
 def test_plugin_keeps_labels_with_its_own_nvml(tmp_path: Path, short: Path, kept: list[Kept]) -> None:
     node = stub_node(tmp_path, machine(2))
     (short / "dp").mkdir()  # its kubelet never starts
-    argv = ("plugin", "serve", "--labels", "file", "--kubelet-socket", str(short / "dp/kubelet.sock"))
-    kept.append(Kept(tmp_path, node, *argv))
+    own = ("--kubelet-socket", str(short / "dp/kubelet.sock"), "--state-dir", str(short / "state"))
+    kept.append(Kept(tmp_path, node, "plugin", "serve", "--labels", "file", *own))
     one = kept[0]
     assert one.becomes(count="2"), one.log()
     watchers = [line for line in children(one.process.pid) if "gpunode.gpu" in line]
