@@ -355,7 +355,7 @@ def _configure(transcript: Transcript, node: Host, engine: str, action: str, pro
 def _plugin(transcript: Transcript, node: Host) -> int:
     """Serve to the simulated kubelet until it counts the GPUs; return its allocatable count."""
     from gpunode.plugin.compose import make_service
-    from gpunode.plugin.simulate.backend import DemoKubelet
+    from gpunode.plugin.simulate.kubelet import DemoKubelet
 
     settings = Settings()
     kubelet = DemoKubelet(node, settings.directory)
