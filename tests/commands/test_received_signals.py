@@ -100,6 +100,28 @@ def test_no_signal_is_lost_among_busy_threads(signals: ReceivedSignals) -> None:
     assert len(sent) == rounds
 
 
+def test_wait_ends_in_time_though_signals_interrupt_its_end(signals: ReceivedSignals) -> None:
+    over = threading.Event()
+
+    def send() -> None:
+        for turn in range(2000):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(turn % 10 * 1e-4)
+        over.set()
+
+    rescue = threading.Timer(30.0, signals.wake)
+    longest = 0.0
+    for thread in (rescue, sender := threading.Thread(target=send)):
+        thread.start()
+    try:
+        while not over.is_set():
+            longest = max(longest, waited(signals, 0.001))
+    finally:
+        sender.join()
+        rescue.cancel()
+    assert longest < 20.0
+
+
 def spin(over: threading.Event) -> None:
     while not over.is_set():
         sum(range(50))
