@@ -223,7 +223,8 @@ class _Node:
             return
         from gpunode.plugin.compose import make_backend
 
-        self._backend = make_backend(host, settings, log)
+        # without a directory: the plugin's is not ours, and a simulated one listens there for faults
+        self._backend = make_backend(host, replace(settings, state_dir=""), log)
         task = self._backend.run
         self._thread = Thread(target=task, args=(self, self._stop), name="backend", daemon=True)
 

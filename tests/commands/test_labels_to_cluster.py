@@ -351,6 +351,7 @@ def test_watch_keeps_labels_updated_and_leaves_them_on_exit(
     assert running[0].end() == 0
     assert ours(api)["nvidia.com/gpu.count"] == "8"
     assert "action=updated" in log()
+    assert "injected" not in log(), "only a simulated plugin takes faults, in its own directory"
 
 
 def test_plugin_keeps_labels_updated(api: ApiServer, tmp_path: Path, running: list[Running]) -> None:

@@ -59,6 +59,9 @@ class SimulatedBackend:
             control.close()
 
     def _control(self, sink: ReportReceiver) -> FaultServer | None:
+        """None without a state directory, or if nothing can listen in it."""
+        if not self._settings.state_dir:
+            return None
         try:
             control = FaultServer(
                 self._host, self._settings.state_dir, lambda fault: self._happens(sink, fault)
