@@ -116,9 +116,7 @@ SHOW_MODPROBE = fixes.look(
 
 _RHEL_FIRMWARE = "nvidia-kmod-common"
 REINSTALL_FIRMWARE = (
-    fixes.package_fix(
-        "reinstall", ("firmware-nvidia-gsp", _RHEL_FIRMWARE, "kernel-firmware-nvidia-gspx-G06"), _GUIDE
-    )
+    fixes.package_fix("reinstall", ("firmware-nvidia-gsp", _RHEL_FIRMWARE, "nvidia-common-G06"), _GUIDE)
     .then_reboot()
     ._replace(
         other=Fix(_GUIDE, disruptive="reboot"),
@@ -189,6 +187,7 @@ _RUN_FILES = "https://us.download.nvidia.com"
 _SET_DEFAULT = "grubby --set-default=/boot/vmlinuz-"
 _DESKTOP = {"x86_64": "XFree86/Linux-x86_64", "aarch64": "XFree86/aarch64"}
 _ARM_LOADER = "/lib/ld-linux-aarch64.so.1"
+_COMMON_HAS_FIRMWARE = 570  # nvidia-common provides and obsoletes kernel-firmware-nvidia-gspx (its spec file)
 _FIRST_G07 = 590  # SUSE's and NVIDIA's packages for SUSE have G07 in their names from this branch
 _LEGACY = "https://www.nvidia.com/en-us/drivers/unix/legacy-gpu/"
 # Ubuntu's prebuilt modules: kernel/nvidia-550srv-open/nvidia.ko is linux-modules-nvidia-550-server-open-...
@@ -415,6 +414,14 @@ def suse_libraries(node: Node) -> str:
     return f"nvidia-compute-utils-{number}"
 
 
+def suse_firmware(version: str) -> str:
+    """The package of a driver's GSP firmware."""
+    branch = driver.branch(version)
+    if branch < _COMMON_HAS_FIRMWARE:
+        return "kernel-firmware-nvidia-gspx-G06"
+    return "nvidia-common-G06" if branch < _FIRST_G07 else "nvidia-common-G07"
+
+
 def libraries_of_version(node: Node, version: str) -> Fix:
     """Exactly this version's libraries: of the packages that are installed, else of NVIDIA's installer."""
     run_file, family = libraries_of_run_file(node, version), node.distribution.family
@@ -460,7 +467,7 @@ def reinstall_libraries(node: Node) -> Fix:
     return Fix(f"{fixes.packages('debian', 'reinstall', names)} && ldconfig")
 
 
-_FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp", "kernel-firmware-nvidia-gsp")
+_FIRMWARE = ("nvidia-firmware", "firmware-nvidia-gsp")
 
 
 def reinstall_firmware(node: Node, version: str, *, reboot: bool) -> Fix:
@@ -484,9 +491,12 @@ def reinstall_firmware(node: Node, version: str, *, reboot: bool) -> Fix:
 
 
 def _firmware_packages(node: Node, version: str) -> Fix | None:
-    """Ubuntu has one firmware package per version; elsewhere names don't depend on it."""
+    """Ubuntu has one firmware package per version; on SUSE an update of the module alone leaves the firmware
+    of the earlier version, so the version is named."""
+    if node.distribution.family == "suse":
+        return reinstall(node, [f"{suse_firmware(version)}={version}"])
     here = [package.name for package in node.packages.starting(*_FIRMWARE)]
-    if len(here) == 1 and node.distribution.family in ("debian", "suse"):
+    if len(here) == 1 and node.distribution.family == "debian":
         return reinstall(node, here)
     if node.distribution.family == "rhel":
         here_already = not node.packages.manager or node.packages.version(_RHEL_FIRMWARE) == version

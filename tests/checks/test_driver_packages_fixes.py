@@ -191,6 +191,25 @@ def test_suse_module_is_rebuilt_by_reinstalling_its_package(tmp_path):
     assert fix.command == "zypper install --force nvidia-driver-G06-kmp-default"
 
 
+@pytest.mark.parametrize(
+    ("version", "package"),
+    [
+        ("550.163.01", "kernel-firmware-nvidia-gspx-G06"),
+        ("570.86.16", "nvidia-common-G06"),
+        ("580.159.03", "nvidia-common-G06"),
+        ("595.71.05", "nvidia-common-G07"),
+    ],
+)
+def test_firmware_on_suse_is_installed_in_the_version_of_the_module(version, package, tmp_path):
+    spec = json.loads(json.dumps(machine("healthy-suse-kubelet")).replace("595.71.05", version))
+    files = {path: text for path, text in spec["files"].items() if "/lib/firmware/" not in path}
+    other = {"/lib/firmware/nvidia/535.288.01/gsp_ga10x.bin": "firmware"}
+    node = Node(Host(build_machine(spec | {"files": files | other}, tmp_path / "machine"), environ={}))
+    command = findings(node, "gsp-firmware").fixes[0].command
+    listed = f"ls /lib/firmware/nvidia/{version}/gsp*"
+    assert command == f"zypper install --force {package}={version} && {listed}"
+
+
 @pytest.mark.parametrize("flavour", ["default", "azure", "rt", "longterm", "64kb"])
 def test_kernel_headers_on_suse_are_those_of_the_kernel_flavour(flavour, tmp_path):
     text = json.dumps(machine("healthy-suse-kubelet")).replace("23.25-default", f"23.25-{flavour}")
