@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from gpunode.checks.finding import RESTARTS_CRIO, Evidence, Fix
 from gpunode.checks.fixes import configure, edit_file, new_cgroup_driver, packages, restart
@@ -29,11 +28,9 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.engines import crio_role
 from gpunode.facts.gpu_use import possible_method, used_method
 from gpunode.facts.node import Node
-from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import SYSTEM_DIRECTORIES, nvidia_hooks
 from gpunode.host import Host
 from gpunode.host.redact import shown_arguments
-from gpunode.output.typed import as_dict, as_strings
 
 # Fixes for CRI-O.
 
@@ -66,27 +63,11 @@ def install_monitor(family: str, path: str) -> Fix:
 
 # some releases of the toolkit wrote here, where CRI-O never reads
 _UNREAD = "/etc/crio/conf.d"
-_PACKAGED_HOOKS = SYSTEM_DIRECTORIES[:1]  # CRI-O's default for hooks_dir
 
 
-def running_runtime(node: Node) -> dict[str, Any]:
-    """``crio.runtime`` of the running daemon; `DaemonError` if it doesn't report it."""
-    return as_dict(dig(node.crio_config, "crio", "runtime"))
-
-
-def _handlers(runtime: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    tables = as_dict(runtime.get("runtimes"))
-    return {name: table for name, table in tables.items() if isinstance(table, dict)}
-
-
-def nvidia_handlers(runtime: dict[str, Any]) -> list[str]:
+def nvidia_handlers(config: CrioConfig | CrioFile) -> list[str]:
     """Names of NVIDIA's handlers, found by name or program."""
-    return [name for name, table in _handlers(runtime).items() if is_nvidias(name, table)]
-
-
-def hook_directories(runtime: dict[str, Any]) -> tuple[str, ...]:
-    """Directories where the running CRI-O looks for OCI hooks."""
-    return as_strings(runtime.get("hooks_dir")) or _PACKAGED_HOOKS
+    return [name for name, table in config.handlers.items() if is_nvidias(name, table)]
 
 
 @cluster_check(
@@ -104,16 +85,15 @@ def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
     list'. CRI-O reads /etc/crio/crio.conf and
     /etc/crio/crio.conf.d only when it starts.
     """
-    runtime = running_runtime(node)
-    handlers = _handlers(runtime)
-    own = nvidia_handlers(runtime)
-    answer = seen(f"{daemon.socket} /config", f"handlers: {', '.join(sorted(handlers)) or 'none'}")
+    config = node.crio_config
+    own = nvidia_handlers(config)
+    answer = seen(f"{daemon.socket} /config", f"handlers: {', '.join(sorted(config.handlers)) or 'none'}")
     if own:
         return ok(f"CRI-O has loaded the handler {', '.join(own)}", answer)
     return (
         _not_restarted(node, daemon, answer)
         or _in_another_directory(node, daemon, answer)
-        or _without_handler(node, runtime, answer)
+        or _without_handler(node, config, answer)
     )
 
 
@@ -136,7 +116,7 @@ def crio_not_running(node: Node, daemon: Daemon) -> Verdict:
     if state != "listening":
         return _stopped(node, seen(daemon.socket, state), restart)
     try:
-        running_runtime(node)
+        _ = node.crio_config
     except DaemonError as error:
         if error.code == "timeout":
             return fail(
@@ -155,7 +135,7 @@ def _stopped(node: Node, silence: Evidence, restart: Fix) -> Verdict:
         unparsed = "CRI-O isn't running: it can't parse its configuration file"
         return fail(unparsed, place, silence, fix=replace(edit, effect=_STARTS), reboot=True)
     for file in files.files:
-        for name, table in _handlers(file.runtime).items():
+        for name, table in file.handlers.items():
             monitor = table.get("monitor_path")
             if isinstance(monitor, str) and monitor.startswith("/") and not node.host.executable(monitor):
                 place = seen(
@@ -195,7 +175,7 @@ def _not_restarted(node: Node, crio: Daemon, answer: Evidence) -> Verdict | None
 
 
 def _nvidia_in(file: CrioFile) -> Evidence | None:
-    names = nvidia_handlers(file.runtime)
+    names = nvidia_handlers(file)
     return seen(file.path, f'handler "{names[0]}"', file.line_of_handler(names[0])) if names else None
 
 
@@ -217,9 +197,9 @@ def _in_another_directory(node: Node, crio: Daemon, answer: Evidence) -> Verdict
     return fail(f"the nvidia handler is in {_UNREAD}, which CRI-O doesn't read", *stray, answer, fix=fix)
 
 
-def _without_handler(node: Node, runtime: dict[str, Any], answer: Evidence) -> Verdict:
+def _without_handler(node: Node, config: CrioConfig, answer: Evidence) -> Verdict:
     """CRI-O needs no handler if GPUs come through a hook, NRI or CDI, which CRI-O always supports."""
-    hooks = nvidia_hooks(node.host, hook_directories(runtime))
+    hooks = nvidia_hooks(node.host, config.hook_directories)
     if hooks:
         return ok(
             "no nvidia handler: an OCI hook adds GPUs to containers",
@@ -245,10 +225,10 @@ def crio_runtime_path(node: Node, daemon: Daemon) -> Verdict:
     """A handler without its binary, such as /usr/local/nvidia/toolkit after the GPU operator was removed,
     makes every pod that uses it fail.
     """
-    runtime = running_runtime(node)
-    default = str(runtime.get("default_runtime") or "")
-    answer, own = f"{daemon.socket} /config", nvidia_handlers(runtime)
-    checked = {name: table for name, table in _handlers(runtime).items() if name == default or name in own}
+    config = node.crio_config
+    default = config.named_default
+    answer, own = f"{daemon.socket} /config", nvidia_handlers(config)
+    checked = {name: table for name, table in config.handlers.items() if name == default or name in own}
     for name, table in checked.items():
         for key in ("runtime_path", "monitor_path"):
             program = table.get(key)
@@ -283,7 +263,7 @@ def crio_cgroup_manager(node: Node, daemon: Daemon) -> Verdict:
     """With two cgroup drivers on one node, pods fail with 'cri-o configured with systemd cgroup manager, but
     did not receive slice as parent'.
     """
-    manager = running_runtime(node).get("cgroup_manager")
+    manager = node.crio_config.setting("runtime", "cgroup_manager")
     own = kubelets_own(node, "crio", daemon.version, str(manager))
     if own is None or manager not in ("systemd", "cgroupfs"):
         return skip("the kubelet uses the cgroup driver that CRI-O reports, or one of the two is unknown")
@@ -400,14 +380,14 @@ def crio_hooks_mode(node: Node, daemon: Daemon) -> Verdict:
     hooks = nvidia_hooks(node.host, SYSTEM_DIRECTORIES)
     if not hooks:
         return ok("no OCI hook of NVIDIA is installed")
-    directories = hook_directories(running_runtime(node))
+    directories = node.crio_config.hook_directories
     evidence = [seen(hook.path, f"runs {hook.program}") for hook in hooks]
     if node.gpu_specs:
         return ok("containers get GPUs through CDI; see hook-conflict for hooks that interfere", *evidence)
     if any(hook.path.rpartition("/")[0] in directories for hook in hooks):
         text = "an OCI hook adds GPUs to containers, which the toolkit deprecates in favour of CDI"
         return note(text, *evidence, fix=CONFIGURE)
-    if nvidia_handlers(running_runtime(node)):
+    if nvidia_handlers(node.crio_config):
         return ok("CRI-O has the nvidia handler and doesn't read the directory of NVIDIA's hook", *evidence)
     way = used_method(node, cdi=True)
     if way is not None:

@@ -37,7 +37,6 @@ from gpunode.facts.kubelet import DEVICE_PLUGINS, Disk, Kubelet, sockets_in
 from gpunode.facts.node import Node
 from gpunode.facts.processes import environment
 from gpunode.facts.systemd import read_unit
-from gpunode.facts.toml import dig
 from gpunode.facts.toolkit import runtime_mode
 from gpunode.output.result import many
 
@@ -290,7 +289,7 @@ def _disks_in_use(node: Node) -> Iterator[tuple[str, str]]:
         yield _reported(lambda: node.docker_info.get("DockerRootDir"), "/var/lib/docker"), "imagefs"
     if node.crio is not None and (crio_role(node).used or not joined):
         usual = "/var/lib/containers/storage"
-        yield _reported(lambda: dig(node.crio_config, "crio", "root"), usual), "imagefs"
+        yield _reported(lambda: node.crio_config.setting("root"), usual), "imagefs"
 
 
 def _reported(read: Callable[[], object], usual: str) -> str:

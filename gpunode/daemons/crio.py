@@ -9,7 +9,7 @@ from gpunode.errors import DaemonError
 from gpunode.host import Host
 from gpunode.output.typed import toml
 
-_ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 10.0
 _HINTS = {
     "absent": "start CRI-O: systemctl start crio",
     "refused": "no process listens on the socket: systemctl restart crio",
@@ -18,7 +18,7 @@ _HINTS = {
 }
 
 
-def running_config(host: Host, socket: str, timeout: float = _ANSWER_SECONDS) -> dict[str, Any]:
+def running_config(host: Host, socket: str, timeout: float = ANSWER_SECONDS) -> dict[str, Any]:
     """The running daemon's configuration, its files and flags merged; `DaemonError` if it doesn't report it.
 
     CRI-O serves it as TOML over HTTP at ``/config``, beside the CRI's gRPC on one socket (server/inspect.go;

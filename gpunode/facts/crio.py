@@ -1,4 +1,4 @@
-"""CRI-O on this node: its process, and the merged configuration of its files.
+"""CRI-O on this node: its process, and its merged configuration, from its files or from the daemon.
 
 How CRI-O reads it (pkg/config/config.go, the same from 1.20 to 1.37): the main file, then *every* file below
 the drop-in directory, in lexical order, whatever its name, including hidden ones, ``*.bak`` and
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from gpunode.daemons.crio import ANSWER_SECONDS, running_config
 from gpunode.errors import ConfigError, GpunodeError
 from gpunode.facts.daemons import Daemon, KnownDaemon, cri_version, locate, socket_path
 from gpunode.facts.processes import environment, option_value, running
@@ -24,7 +25,7 @@ from gpunode.facts.toml import KeyPath, dig, line_of_key, parse_toml
 from gpunode.facts.toolkit import DEFAULT_PATH
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
-from gpunode.output.typed import as_dict, as_text
+from gpunode.output.typed import as_dict, as_strings, as_text
 
 DEFAULT_CONFIG = "/etc/crio/crio.conf"
 DEFAULT_DIRECTORY = "/etc/crio/crio.conf.d"
@@ -43,6 +44,7 @@ _VARIABLES = {
 # the unit's name upstream, and the alias that older packages installed as the unit itself
 _KNOWN = tuple(KnownDaemon("crio", unit, DEFAULT_CONFIG, _CONFIG_FLAGS) for unit in ENGINES["crio"].units)
 _CRUN_SINCE = (1, 31)  # before that, the built-in handler was runc
+_HOOK_DIRECTORIES = ("/usr/share/containers/oci/hooks.d",)  # CRI-O's own default
 
 
 def find_crio(host: Host, config: str | None = None) -> Daemon | None:
@@ -92,7 +94,7 @@ def _socket(host: Host, daemon: Daemon) -> str:
 
 
 class CrioFile(NamedTuple):
-    """One file that CRI-O reads."""
+    """One file that CRI-O reads, or the running daemon's answer, which has no text."""
 
     path: str
     text: str
@@ -104,9 +106,10 @@ class CrioFile(NamedTuple):
         return as_dict(dig(self.tree, "crio", "runtime"))
 
     @property
-    def handlers(self) -> dict[str, Any]:
-        """The handlers in this file."""
-        return as_dict(self.runtime.get("runtimes"))
+    def handlers(self) -> dict[str, dict[str, Any]]:
+        """The handlers in this file; only the tables, because a daemon's answer has unknown types."""
+        tables = as_dict(self.runtime.get("runtimes"))
+        return {name: table for name, table in tables.items() if isinstance(table, dict)}
 
     def line_of(self, *path: str) -> int:
         """The line (from 1) of a key or table, or of the table that contains it; 1 if there is none."""
@@ -126,9 +129,9 @@ class CrioConfig:
     files: tuple[CrioFile, ...]
 
     @cached_property
-    def handlers(self) -> dict[str, Any]:
-        """Handlers by name; the built-in one is included only if a file defines it."""
-        merged: dict[str, Any] = {}
+    def handlers(self) -> dict[str, dict[str, Any]]:
+        """Handlers by name; the built-in one is included only if a file or the daemon's answer defines it."""
+        merged: dict[str, dict[str, Any]] = {}
         for file in self.files:
             merged |= file.handlers
         return merged
@@ -138,13 +141,18 @@ class CrioConfig:
         """The default handler that a file sets; empty if none does."""
         return as_text(self.setting("runtime", "default_runtime"))
 
+    @property
+    def hook_directories(self) -> tuple[str, ...]:
+        """The directories where CRI-O looks for OCI hooks."""
+        return as_strings(self.setting("runtime", "hooks_dir")) or _HOOK_DIRECTORIES
+
     def defines(self, name: str) -> tuple[CrioFile, ...]:
         """The files that define a handler; the last one takes effect."""
         return tuple(file for file in self.files if name in file.handlers)
 
-    def setting(self, table: str, key: str) -> Any:
-        """``crio.TABLE.KEY`` from the last file that sets it, None if none does."""
-        values = (dig(file.tree, "crio", table, key) for file in self.files)
+    def setting(self, *keys: str) -> Any:
+        """The value of these keys below ``crio``, from the last file that sets it, None if none does."""
+        values = (dig(file.tree, "crio", *keys) for file in self.files)
         return next((value for value in reversed(tuple(values)) if value is not None), None)
 
 
@@ -157,6 +165,12 @@ def load_crio(host: Host, main: str, directory: str) -> CrioConfig:
     """Read the files. `ConfigError` names file, line and column of an error that stops CRI-O too."""
     files = (load_file(host, path) for path in (main, *_walk(host, directory)))
     return CrioConfig(main, directory, tuple(file for file in files if file is not None))
+
+
+def running_crio(host: Host, socket: str, timeout: float = ANSWER_SECONDS) -> CrioConfig:
+    """The running daemon's configuration; `DaemonError` if the daemon doesn't report it."""
+    answer = CrioFile("/config", "", running_config(host, socket, timeout))
+    return CrioConfig(answer.path, "", (answer,))
 
 
 def load_file(host: Host, path: str) -> CrioFile | None:
@@ -200,7 +214,7 @@ def _refuse_wrong_types(file: CrioFile) -> None:
     default = dig(file.tree, "crio", "runtime", "default_runtime")
     if default is not None and not isinstance(default, str):
         raise _wrong(file, ("crio", "runtime", "default_runtime"), "a string")
-    for name, handler in file.handlers.items():
+    for name, handler in as_dict(file.runtime.get("runtimes")).items():
         if not isinstance(handler, dict):
             raise _wrong(file, (*tables, name), "a table")
         for key in ("runtime_path", "runtime_type", "runtime_root", "monitor_path"):

@@ -9,7 +9,6 @@ from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts.docker import rootless_docker
 from gpunode.facts.node import Node
 from gpunode.facts.registry import ENGINES
-from gpunode.facts.toml import dig
 
 _OFF = ("disabled", "masked", "masked-runtime", "bad")
 
@@ -125,7 +124,7 @@ def default_handler(node: Node) -> str:
         if containerd_role(node).used:
             return node.cri.default_handler
         if crio_role(node).used:
-            return str(dig(node.crio_config, "crio", "runtime", "default_runtime") or "")
+            return node.crio_config.named_default
     except DaemonError:
         pass
     return ""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpunode.daemons import pod_resources
 from gpunode.daemons.cri import Cri, running_containers
-from gpunode.daemons.crio import running_config
 from gpunode.daemons.docker import DockerApi
 from gpunode.errors import DaemonError, GpunodeError
 from gpunode.facts import (
@@ -39,6 +38,7 @@ from gpunode.facts.crio import (
     drop_in_directory,
     find_crio,
     load_crio,
+    running_crio,
 )
 from gpunode.facts.daemons import Daemon, daemon_version
 from gpunode.facts.device_plugins import (
@@ -386,9 +386,9 @@ class Node:
         return load_crio(self.host, self.crio.config_path, drop_in_directory(self.crio))
 
     @topic
-    def crio_config(self) -> dict[str, Any]:
+    def crio_config(self) -> CrioConfig:
         """Configuration of the running CRI-O (``/config``); `DaemonError` if it doesn't report it."""
-        return running_config(self.host, self.crio.socket if self.crio else CRIO_SOCKET, DAEMON_SECONDS)
+        return running_crio(self.host, self.crio.socket if self.crio else CRIO_SOCKET, DAEMON_SECONDS)
 
     @topic
     def podman(self) -> Daemon | None:

@@ -17,7 +17,6 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gpunode.daemons.crio import running_config
 from gpunode.errors import (
     ConfigError,
     DaemonError,
@@ -38,6 +37,7 @@ from gpunode.facts.crio import (
     load_crio,
     load_file,
     low_level_paths,
+    running_crio,
     toolkit_runtimes,
 )
 from gpunode.facts.daemons import same_file
@@ -47,7 +47,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH, nvidia_hooks
 from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
-from gpunode.output.typed import as_dict, as_strings
+from gpunode.output.typed import as_dict
 from gpunode.runtime import toml_edit
 from gpunode.runtime.engine import (
     Active,
@@ -368,7 +368,6 @@ def toolkit_edit(
     return FileEdit(DEFAULT_PATH, content, after.encode()), ()
 
 
-_HOOK_DIRECTORIES = ("/usr/share/containers/oci/hooks.d",)  # CRI-O's own default
 _PACKAGED_CONMON = "/usr/libexec/crio/conmon"  # outside every PATH
 _CLOCK_SECONDS = (
     2.0  # the kernel reports its boot time, from which a process's start is counted, in whole seconds
@@ -498,8 +497,7 @@ class CrioEngine(Engine):
 
     def _hooks(self, config: CrioConfig) -> tuple[FileEdit, ...]:
         """Edits that remove NVIDIA's hooks from the directories where this CRI-O looks for hooks."""
-        directories = as_strings(config.setting("runtime", "hooks_dir"))
-        hooks = nvidia_hooks(self.host, directories or _HOOK_DIRECTORIES)
+        hooks = nvidia_hooks(self.host, config.hook_directories)
         return edits_to(self.host, dict.fromkeys(hook.path for hook in hooks))
 
     def _refuse(self, desired: DesiredConfig) -> None:
@@ -588,18 +586,16 @@ class CrioEngine(Engine):
 
     def query(self) -> Active:
         """Handlers and default from the running configuration; `DaemonError` if CRI-O doesn't answer."""
-        tree = running_config(self.host, self.daemon.socket)
-        handlers = dig(tree, "crio", "runtime", "runtimes")
-        if not isinstance(handlers, dict):
+        config = running_crio(self.host, self.daemon.socket)
+        if not config.handlers:
             raise DaemonError(f"CRI-O's /config at {self.daemon.socket} lists no runtimes")
-        default: Any = dig(tree, "crio", "runtime", "default_runtime")
         return Active(
-            handlers=tuple(handlers),
-            default=str(default or compiled_default(self.daemon.version)),
+            handlers=tuple(config.handlers),
+            default=config.named_default or compiled_default(self.daemon.version),
             paths={
                 name: str(table["runtime_path"])
-                for name, table in handlers.items()
-                if isinstance(table, dict) and table.get("runtime_path")
+                for name, table in config.handlers.items()
+                if table.get("runtime_path")
             },
             live_restore=True,  # the parent of containers is conmon, so they outlive the daemon
         )

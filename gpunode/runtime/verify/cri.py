@@ -18,7 +18,6 @@ from typing import Any
 
 from gpunode.daemons import cri_pods
 from gpunode.daemons.cri import Cri, CriStatus
-from gpunode.daemons.crio import running_config
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.crio import (
@@ -27,6 +26,7 @@ from gpunode.facts.crio import (
     drop_in_directory,
     find_crio,
     load_crio,
+    running_crio,
 )
 from gpunode.facts.daemons import Daemon, parse_version
 from gpunode.facts.toml import dig
@@ -362,17 +362,16 @@ class _Settings:
 def _settings(host: Host, socket: str, daemon: Daemon | None) -> _Settings:
     """The running daemon's settings; those of its files if it doesn't answer that query."""
     try:
-        tree = running_config(host, socket)
+        config = running_crio(host, socket)
     except DaemonError:
         return _from_files(host, daemon)
-    runtimes = dig(tree, "crio", "runtime", "runtimes")
     return _Settings(
-        tuple(runtimes) if isinstance(runtimes, dict) else None,
-        _directories(dig(tree, "crio", "runtime", "cdi_spec_dirs")),
-        as_text(dig(tree, "crio", "image", "pause_image")),
-        as_text(dig(tree, "crio", "root")),
-        as_text(dig(tree, "crio", "runroot")),
-        as_text(dig(tree, "crio", "storage_driver")),
+        tuple(config.handlers) or None,
+        _directories(config.setting("runtime", "cdi_spec_dirs")),
+        as_text(config.setting("image", "pause_image")),
+        as_text(config.setting("root")),
+        as_text(config.setting("runroot")),
+        as_text(config.setting("storage_driver")),
     )
 
 
