@@ -29,7 +29,7 @@ from gpunode.facts.toolkit import DEFAULT_PATH, find_toolkit
 from gpunode.facts.users import Account, UserDirectories, account, places, sudo_name
 from gpunode.facts.writers import is_nvidia_program
 from gpunode.host import Host
-from gpunode.output.typed import as_strings, toml
+from gpunode.output.typed import as_dict, as_strings, as_text, toml
 
 # dockerd's daemon.json as text: its settings, syntax errors, and the socket that its daemon listens on.
 
@@ -368,11 +368,7 @@ def _refused(key: str, value: Any) -> str:
 
 def programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:
     """Programs by runtime; empty if the engine itself finds one."""
-    entries = tree.get(key)
-    return {
-        name: str(entry.get("path") or "") if isinstance(entry, dict) else ""
-        for name, entry in (entries.items() if isinstance(entries, dict) else ())
-    }
+    return {name: as_text(dig(entry, "path")) for name, entry in as_dict(tree.get(key)).items()}
 
 
 def nvidia_programs(tree: Mapping[str, Any], key: str = "runtimes") -> dict[str, str]:

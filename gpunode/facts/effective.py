@@ -11,7 +11,7 @@ from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.containerd import load_config
 from gpunode.facts.crio import CrioFile, drop_in_directory, load_crio
 from gpunode.facts.daemons import Daemon, as_daemon_user
-from gpunode.facts.docker import flag_features, parse_daemon_json
+from gpunode.facts.docker import flag_features, parse_daemon_json, programs
 from gpunode.facts.podman import PodmanFile, load_podman
 from gpunode.facts.processes import option_value, option_values
 from gpunode.facts.registry import ENGINES
@@ -108,11 +108,7 @@ def _docker(host: Host, daemon: Daemon) -> EngineSettings:
     path = daemon.config_path
     text = host.read_text(path)
     tree = parse_daemon_json(text or "", path)
-    runtimes = tree.get("runtimes")
-    handlers = tuple(
-        ConfiguredHandler(name, as_text(dig(entry, "path")), path)
-        for name, entry in (runtimes.items() if isinstance(runtimes, dict) else ())
-    )
+    handlers = tuple(ConfiguredHandler(name, program, path) for name, program in programs(tree).items())
     switch = flag_features(daemon.argv).get("cdi", dig(tree, "features", "cdi"))
     cdi = switch if isinstance(switch, bool) else _since(daemon, _DOCKER_CDI_ON)
     return EngineSettings(

@@ -25,6 +25,7 @@ from gpunode.facts.docker import (
     flag_place,
     flag_runtimes,
     parse_daemon_json,
+    programs,
     refused_by_20,
 )
 from gpunode.facts.kubelet import KUBELETS, find_kubelet
@@ -454,12 +455,9 @@ class DockerEngine(Engine):
     def _known_program(self) -> str:
         try:
             text = self.host.read_text(self.daemon.config_path) or ""
-            runtimes = parse_daemon_json(text, self.daemon.config_path).get("runtimes")
+            return programs(parse_daemon_json(text, self.daemon.config_path)).get("nvidia", "")
         except GpunodeError:
             return ""  # the plan reports what is wrong with the file
-        entry = runtimes.get("nvidia") if isinstance(runtimes, dict) else None
-        path = entry.get("path") if isinstance(entry, dict) else None
-        return path if isinstance(path, str) else ""
 
     def plan(self, desired: DesiredConfig, active: Active | None) -> Plan:
         """Merge the runtimes into daemon.json; a reload is enough unless CDI or ``--gpus`` needs a start."""

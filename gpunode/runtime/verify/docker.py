@@ -11,7 +11,7 @@ from typing import Any
 from gpunode.daemons.docker import DEFAULT_SOCKET, DockerApi
 from gpunode.errors import DaemonError, PreconditionError
 from gpunode.facts.daemons import parse_version
-from gpunode.facts.docker import find_docker
+from gpunode.facts.docker import find_docker, programs
 from gpunode.host import Host
 from gpunode.output.result import Progress
 from gpunode.runtime.verify.container import (
@@ -72,8 +72,7 @@ def _socket(host: Host, request: ContainerRequest) -> str:
 def _way(host: Host, api: DockerApi, request: ContainerRequest) -> GpuAccess:
     """How the container gets its GPUs; checked before anything is made, like the caller's image."""
     info = first_contact(api.info)
-    runtimes = info.get("Runtimes")
-    known = tuple(sorted(runtimes)) if isinstance(runtimes, dict) else ()
+    known = tuple(sorted(programs(info, "Runtimes")))
     way = choose(host, request.runtime_name, request.cdi, known, _reading(info))
     if request.image:
         require_image("Docker", request.image, api.has_image(request.image), f"docker pull {request.image}")
