@@ -6,7 +6,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +20,7 @@ from gpunode.daemons.grpc_client import channel_to
 from gpunode.plugin.kubelet import server as rpc
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from tests.cli import Ran, gpunode
+from tests.plugin.nodes import eventually
 from tests.plugin.serving import Serving
 
 GPU = "nvidia.com/gpu"
@@ -83,6 +84,19 @@ def scrape(port: int) -> Values:
     code, text = get(port, "/metrics")
     assert code == 200, text
     return parsed(text)
+
+
+def scrape_when(port: int, ready: Callable[[Values], object]) -> Values:
+    """The first metrics for which `ready` is true."""
+    found: Values = {}
+
+    def is_ready() -> bool:
+        found.clear()
+        found.update(scrape(port))
+        return bool(ready(found))
+
+    assert eventually(is_ready), found
+    return found
 
 
 def value(found: Values, name: str, **labels: str) -> float | None:

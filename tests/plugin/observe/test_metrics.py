@@ -19,7 +19,19 @@ from gpunode.plugin.observe import http
 from gpunode.plugin.observe.metrics import FAMILIES
 from tests.plugin.kubelet_stub import KubeletStub
 from tests.plugin.nodes import MemoryLog, eventually
-from tests.plugin.observe.node import GPU, LISTEN, QUICK, Values, get, inject, parsed, port_of, scrape, value
+from tests.plugin.observe.node import (
+    GPU,
+    LISTEN,
+    QUICK,
+    Values,
+    get,
+    inject,
+    parsed,
+    port_of,
+    scrape,
+    scrape_when,
+    value,
+)
 from tests.plugin.observe.test_status_report import SHARED
 from tests.plugin.serving import Start, kubelet
 
@@ -81,9 +93,15 @@ USED = "gpunode_gpu_memory_used_bytes"
 
 
 def scrape_measured(port: int) -> Values:
-    """The metrics, once the thread that measures memory has its first values."""
-    assert eventually(lambda: USED in {name for name, _ in scrape(port)})
-    return scrape(port)
+    """The metrics, once they are complete: memory is measured, the kubelet has listed its pods (on a busy
+    machine it may miss the limit of one second), and the plugin is ready, which it is only after the kubelet
+    has its devices."""
+
+    def is_complete(found: Values) -> bool:
+        conditions = ("gpunode_plugin_pod_resources_up", "gpunode_plugin_ready")
+        return USED in {name for name, _ in found} and all(value(found, name) for name in conditions)
+
+    return scrape_when(port, is_complete)
 
 
 def test_every_metric_has_its_family_and_labels(node) -> None:

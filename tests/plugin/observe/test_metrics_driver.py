@@ -18,7 +18,7 @@ from tests.plugin.mps.conftest import MpsNode
 from tests.plugin.mps.conftest import node as mps_node  # noqa: F401 - a fixture
 from tests.plugin.mps.test_supervisor_serve import pid_of, serve
 from tests.plugin.nodes import children, eventually, texts
-from tests.plugin.observe.node import GPU, LISTEN, QUICK, port_of, scrape, value
+from tests.plugin.observe.node import GPU, LISTEN, QUICK, Values, port_of, scrape, scrape_when, value
 from tests.plugin.serving import Serving, Start, kubelet
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not have_compiler(), reason="gcc is not installed")]
@@ -53,8 +53,15 @@ def test_utilization_is_that_of_the_gpu_that_a_container_holds(node) -> None:
     held = {stand_in.admit(f"ml/{name}", "main", {GPU: 1}).ids[0]: name for name in ("a", "b")}
     port = port_of(serving)
     uuids = [gpu.uuid for gpu in busy.gpus]
-    assert eventually(lambda: value(scrape(port), DUTY, uuid=uuids[0]) == 0.42)
-    found = scrape(port)
+
+    def is_complete(found: Values) -> bool:
+        """The kubelet's pods may be missing for some seconds: it has one second to list them."""
+        return (value(found, DUTY, uuid=uuids[0]), value(found, "gpunode_plugin_pod_resources_up")) == (
+            0.42,
+            1,
+        )
+
+    found = scrape_when(port, is_complete)
     assert value(found, DUTY, uuid=uuids[1]) is None  # a GPU that doesn't report it is not idle
     assert [value(found, USED, uuid=uuid) for uuid in uuids] == [5 << 30, 7 << 30]
     first, second = (held[uuid] for uuid in uuids)
