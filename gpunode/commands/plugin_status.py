@@ -41,7 +41,8 @@ from gpunode.plugin.observe.status_report import (
 )
 
 TIMEOUT_SECONDS = 5.0
-_NEWS_SECONDS = 1.2  # the plugin writes its status once a second at most
+_NEWS_SECONDS = 3.0  # the plugin writes its status once a second at most, on a busy node later
+_AGAIN_SECONDS = 0.4
 _Found = TypeVar("_Found")
 
 
@@ -470,7 +471,8 @@ def plugin_status(session: Session, query: Query) -> Result:
     sudo gpunode plugin status
     """
     data = _gather(session.host, query, session.progress)
-    if session.host.live and _between_news(data):
-        session.host.sleep(_NEWS_SECONDS)
+    deadline = session.host.monotonic() + _NEWS_SECONDS
+    while session.host.live and _between_news(data) and session.host.monotonic() < deadline:
+        session.host.sleep(_AGAIN_SECONDS)
         data = _gather(session.host, query, session.progress)
     return Result("PluginStatus", data, "ok" if _is_healthy(data) else "warn", blocks=blocks(data))
