@@ -273,8 +273,8 @@ class KubeletLink(Link):
     def _check_stream(self, now: float, registered_at: float) -> None:
         if self._serving.streams.since(self._mark):
             if self._streaming_since is None:
+                self.status = "registered with the kubelet"  # first: other threads read it once `watched`
                 self._streaming_since = now
-                self.status = "registered with the kubelet"
                 self._allocatable.start(now)
                 self._report("the kubelet watches")
             elif now - self._streaming_since > _STEADY_SECONDS:
