@@ -20,6 +20,7 @@ from gpunode.plugin.observe.status_file import StatusFile, read_own_status
 from gpunode.plugin.serve import PluginService
 from tests.plugin.fakes import FakeBackend, FakeChecker
 from tests.plugin.nodes import MemoryLog, content, eventually, recorded_host
+from tests.waiting import PATIENCE
 
 
 def test_zombie_process_is_not_alive() -> None:
@@ -80,6 +81,8 @@ def test_resources_are_in_the_file_before_they_are_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise `plugin status` would show them as another plugin's until the next write."""
+    # on a busy machine the write may take longer than registration waits for it
+    monkeypatch.setattr("gpunode.plugin.observe.status_file._FIRST_SECONDS", PATIENCE)
     host, backend = recorded_host(tmp_path), FakeBackend()
     service = PluginService(host, Settings(state_dir="/state"), MemoryLog(), backend, FakeChecker())
     service.parts.append(StatusFile(service))
