@@ -130,6 +130,7 @@ def test_driver_upgrade_ends_no_stream(node: Node) -> None:
     """The child's library no longer fits the kernel's module; later both are new."""
     serving = node.serve(replace(machine(2), driver="535.104.05"))
     assert node.ready(2), serving.log()
+    assert serving.says("the kubelet watches"), serving.log()  # logged after the kubelet has the list
     stopped = [Fault(call, MISMATCH) for call in ("nvmlInitWithFlags", "nvmlDeviceGetCount")]
     node.write(machine(2).with_faults(*stopped))
     assert node.ready(0), serving.log()

@@ -211,7 +211,8 @@ def test_second_unnamed_failure_is_certain(tmp_path: Path, failure: str) -> None
     with Node(tmp_path, [GOOD, failure], [failure], [GOOD], probe=0.1).running() as node:
         assert eventually(lambda: len(node.sink.of("broken")) == 2)
         assert [sure for _, sure in node.sink.of("broken")] == [False, True]
-        assert node.watch.waiting.startswith("NVML is broken: ")
+        # set after the sink has been called
+        assert eventually(lambda: node.watch.waiting.startswith("NVML is broken: ")), node.watch.waiting
 
 
 @pytest.mark.parametrize("failure", [SILENT, CRASH])
