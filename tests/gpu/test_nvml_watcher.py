@@ -143,15 +143,13 @@ def test_only_changes_are_reported(start: Start) -> None:
 
 def test_events_are_reported_at_once_with_a_new_reading(start: Start) -> None:
     scenario = with_mig(machine(2), 1, mixed_layout(1))
-    watcher = start(scenario, poll=60, rediscover=60)
+    watcher = start(scenario, poll=3600, rediscover=3600)  # longer than anything here waits
     watcher.watching(2)
     if not any("readings" in document for document in watcher.said):  # two threads print, in any order
         watcher.hear(lambda document: "readings" in document)
     scenario_with_event = scenario.with_event(Event(gpu_uuid(1), data=94, gi=3, ci=0)).with_gpu(1, recovery=1)
-    began = time.monotonic()
     watcher.node.write(scenario_with_event)
     event = from_plain(GpuEvent, watcher.hear(lambda document: "event" in document)["event"])
-    assert time.monotonic() - began < 30.0  # and not only at the next poll
     assert (event.kind, event.uuid, event.xid, event.gi, event.ci) == ("xid", gpu_uuid(1), 94, 3, 0)
     (reading,) = readings_from(
         watcher.hear(lambda document: "readings" in document and len(document["readings"]) == 1)["readings"]
