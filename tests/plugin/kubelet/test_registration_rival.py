@@ -124,8 +124,12 @@ def test_resource_is_reclaimed_from_a_plugin_that_exits(node: Node, exits: str, 
         assert "registering again" in made.log.messages("warning")
 
 
-def test_running_plugin_that_registers_our_resource_is_reported_and_replaced(node: Node) -> None:
+def test_running_plugin_that_registers_our_resource_is_reported_and_replaced(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host, stub, made = node
+    # the list of the next stream may reach the kubelet late; until then it would count as another loss
+    monkeypatch.setattr(AllocatableCheck, "settle", 5.0)
     with other_plugin(host.path(DIRECTORY), OTHER, RESOURCE, "X-0", "X-1", "X-2"):
         assert eventually(lambda: ours_again(stub)), made.log.text()
         reason = "the kubelet allocates another plugin's devices: X-0, X-1, X-2"
