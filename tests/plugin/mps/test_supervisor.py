@@ -60,8 +60,9 @@ def up(made: Keeper, seconds: float = 30.0) -> bool:
 def test_daemon_starts_with_its_limits_and_stops_without_leftovers(node: MpsNode) -> None:
     log = MemoryLog()
     wanted = spec(node, 1, 3)
+    unstarted = Keeper(node.host, Settings(mps=True, mps_root=node.root), wanted, log)
+    assert unstarted.problem and unstarted.problem.code == "mps"
     with kept(node, wanted, log) as made:
-        assert made.problem and made.problem.code == "mps"
         assert up(made), log.lines
         assert node.gpus.compute_modes() == {gpu_uuid(1): EXCLUSIVE, gpu_uuid(3): EXCLUSIVE}
         assert node.mps.commands() == [
