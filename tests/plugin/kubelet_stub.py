@@ -47,6 +47,8 @@ from gpunode.plugin.kubelet.watcher import DEVICE_PLUGIN_TYPE, PLUGIN_REGISTRATI
 from gpunode.plugin.proto import deviceplugin_pb2 as pb
 from gpunode.plugin.proto import pluginregistration_pb2
 
+_CALL_SECONDS = 30.0  # the kubelet has no limit; a busy machine must not be one
+
 # What containers get: the answers of several resources merged, and remembered.
 
 _Value = TypeVar("_Value")
@@ -708,7 +710,7 @@ class KubeletStub:
         if endpoint.prefers and count < len(free):
             device_ids = topped_up(self._query_preferred(endpoint, free, count), free, count)
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=device_ids)])
-        response = endpoint.call("Allocate")(request, timeout=5.0)
+        response = endpoint.call("Allocate")(request, timeout=_CALL_SECONDS)
         if not response.container_responses:
             raise AdmissionError(f"no containers return in allocation response for {resource}")
         answer = response.container_responses[0].SerializeToString()  # the kubelet reads no other one
@@ -723,7 +725,7 @@ class KubeletStub:
             available_deviceIDs=sorted(free), allocation_size=count
         )
         request = pb.PreferredAllocationRequest(container_requests=[preferred])
-        response = endpoint.call("GetPreferredAllocation")(request, timeout=5.0)
+        response = endpoint.call("GetPreferredAllocation")(request, timeout=_CALL_SECONDS)
         return list(response.container_responses[0].deviceIDs)
 
     # --- the protocol -----------------------------------------------------------------------------------
