@@ -19,7 +19,7 @@ from gpunode.plugin.config.settings import Settings
 from gpunode.plugin.ledger import Ledger
 from gpunode.plugin.model import ResourcePlan
 from gpunode.plugin.mps import layout, supervisor
-from gpunode.plugin.mps.daemon import Identity, left_behind, remains, start
+from gpunode.plugin.mps.daemon import Identity, MpsControl, left_behind, remains, start
 from gpunode.plugin.mps.layout import DaemonSpec
 from gpunode.plugin.mps.supervisor import Keeper, Supervisor
 from tests.plugin.fakes import FakeBackend, FakeChecker
@@ -51,6 +51,12 @@ def kept(node: MpsNode, wanted: DaemonSpec, log: MemoryLog | None = None) -> Ite
 
 def pid(node: MpsNode) -> int:
     return int(json.loads(Path(f"{node.root}/nvidia.com/gpu/daemon.json").read_text())["pid"])
+
+
+def answers(node: MpsNode, wanted: DaemonSpec) -> bool:
+    """Wait until the daemon answers: its socket exists a little earlier."""
+    control = MpsControl(node.host, str(node.mps.program), wanted.pipe)
+    return eventually(control.answers)
 
 
 def up(made: Keeper, seconds: float = 30.0) -> bool:
@@ -166,7 +172,7 @@ def test_daemon_that_outlived_its_supervisor_is_adopted(node: MpsNode) -> None:
     orphan = start(node.host, str(node.mps.program), wanted)
     Path(f"{wanted.directory}/compute-modes.json").write_text(json.dumps({gpu_uuid(0): DEFAULT}))
     node.gpus.write(machine(4).with_gpu(0, compute_mode=EXCLUSIVE))
-    assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
+    assert answers(node, wanted)
     log = MemoryLog()
     with kept(node, wanted, log) as made:
         assert up(made), log.lines
@@ -235,7 +241,7 @@ def test_earlier_daemon_with_other_gpus_is_stopped_first(node: MpsNode) -> None:
     wanted = spec(node, 0, 1)
     layout.prepare(node.host, wanted, node.root, MemoryLog())
     orphan = start(node.host, str(node.mps.program), spec(node, 0))
-    assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
+    assert answers(node, wanted)
     with kept(node, wanted) as made:
         assert up(made)
         assert orphan.ended() is not None
@@ -271,7 +277,7 @@ def test_foreign_daemon_is_not_touched(node: MpsNode) -> None:
     layout.prepare(node.host, wanted, node.root, MemoryLog())
     other = start(node.host, str(node.mps.program), wanted)
     Path(f"{wanted.directory}/daemon.json").unlink()
-    assert eventually(lambda: Path(f"{wanted.pipe}/control").exists())
+    assert answers(node, wanted)
     log = MemoryLog()
     try:
         with kept(node, wanted, log) as made:
