@@ -212,13 +212,17 @@ def test_unit_of_the_package_that_a_failed_step_disabled_is_as_before(node: Kube
 
 def test_ctrl_c_and_kill_leave_no_half_of_a_step(node: KubernetesNode, api: ApiServer) -> None:
     before = snapshot(node)
+    hold, restart, again = (f"{node.place}/{name}" for name in ("hold", "bin/containerd-again", "again"))
+    # a restart that finds the file removes it, and doesn't end: the signal always arrives during the restart
+    wait = f"test -e {hold} && rm {hold} && exec sleep 600\\nexec {again}"
+    node.sh(f"mv {restart} {again} && printf '#!/bin/sh\\n{wait}\\n' > {restart} && chmod +x {restart}")
     for name, code in (("INT", 130), ("KILL", -9)):
         set_up(node)
-        node.sh(f"rm -f {node.place}/calls")
-        # while containerd's step waits for the restart, after the steps for the plugin and the Node
+        node.sh(f"touch {hold}")
+        # containerd's step comes after the steps for the plugin and the Node
         script = (
-            f'(until grep -q "restart containerd" {node.place}/calls 2> /dev/null; do sleep 0.02; done;'
-            f" kill -{name} $$) & exec {node.place}/venv/bin/python -c '{_AS_FROM_A_TERMINAL}'"
+            f"(while [ -e {hold} ]; do sleep 0.02; done; kill -{name} $$) &"
+            f" exec {node.place}/venv/bin/python -c '{_AS_FROM_A_TERMINAL}'"
             f" reset --node {NAME} --yes -o json"
         )
         stopped = node.cli.program("sh", "-c", script, env=node.environ)
