@@ -146,11 +146,11 @@ def test_hanging_daemon_hangs_in_the_bundle_too(tmp_path, query):
     with silent_socket(tmp_path / "s") as silent:
         host = RecordingHost()
         with pytest.raises(DaemonError) as first:
-            query(host, silent.address)
+            query(host, silent)
     (tmp_path / ".gpunode").mkdir()
     (tmp_path / ".gpunode/recording.json").write_text(json.dumps(host.kept.recording))
     with pytest.raises(DaemonError) as second:
-        query(Host(tmp_path), silent.address)
+        query(Host(tmp_path), silent)
     assert (second.value.code, second.value.message) == (first.value.code, first.value.message)
     assert first.value.code == "timeout"
 
