@@ -140,7 +140,7 @@ def test_finding_names_the_hanging_command(stall: Stall) -> None:
 
 
 def test_exception_of_a_query_reaches_the_caller() -> None:
-    with Patience(Host(), 1.0) as patience, pytest.raises(ZeroDivisionError):
+    with Patience(Host(), PATIENCE) as patience, pytest.raises(ZeroDivisionError):
         patience.call(lambda: 1 // 0)
 
 
