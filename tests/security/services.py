@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fixtures.mps_control import mps_stub
 from gpunode.host import Host
+from gpunode.plugin.observe.status_file import read_own_status
 from tests.cli import command
 from tests.plugin.kubelet_stub import KubeletStub
 from tests.waiting import eventually
@@ -53,8 +54,11 @@ def main(place: Path) -> None:
     (place / "config.yaml").write_text(_CONFIG)
     kubelet.start()
     mps = ("--mps", "--mps-root", f"{place}/mps", "--config-file", f"{place}/config.yaml")
-    with _service(*serve, "--state-dir", f"{place}/mps-state", *mps):
+    state = ("--state-dir", f"{place}/mps-state")
+    with _service(*serve, *state, *mps):
         assert eventually((place / "mps/.ready").exists)
+        # the daemons may be ready before the plugin knows that the kubelet has registered it
+        assert eventually(lambda: (own := read_own_status(Host(), state[1])) is not None and own.ready)
 
 
 if __name__ == "__main__":
