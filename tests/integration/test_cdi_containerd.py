@@ -78,14 +78,20 @@ def probe(engine, layout, device, *arguments):
     logs.mkdir(parents=True)
     image = f"gpunode.test/{layout}:1"
     pod = cri_pods.Pod(token, "", image, str(logs), tuple(arguments), devices=(f"nvidia.com/gpu={device}",))
+
+    def printed():
+        return cri_pods.read_log((logs / cri_pods.LOG_NAME).read_text())[0].splitlines()
+
     with Cri(Host(), engine.socket) as cri:
         try:
             container = cri_pods.start_pod(cri, pod)
             assert eventually(lambda: cri_pods.container_exit(cri, container) is not None)
+            # a line for each argument; containerd may report the exit before it has written them
+            assert eventually(lambda: len(printed()) == len(arguments)), printed()
         finally:
             for sandbox in cri_pods.sandboxes(cri, pod.label):
                 cri_pods.remove_sandbox(cri, sandbox)
-    return cri_pods.read_log((logs / cri_pods.LOG_NAME).read_text())[0].splitlines()
+    return printed()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

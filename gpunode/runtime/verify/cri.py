@@ -54,6 +54,7 @@ from gpunode.runtime.verify.image import HostFiles, Names, assemble, pause_image
 from gpunode.runtime.verify.podman import Podman
 
 _SEEN_SECONDS = 10.0
+_LOG_SECONDS = 2.0  # what a daemon may need to write the output of a container that has ended
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def run_on(
         cleanup.callback(clean_up, progress, "the sandbox", partial(_remove_pods, engine.cri, pod))
         with progress.step(f"run it through {engine.name}, {engine.way}"):
             code = _run_pod(host, engine, pod, request.timeout)
-        out, err = cri_pods.read_log(host.read_text(f"{logs}/{cri_pods.LOG_NAME}") or "")
+        out, err = cri_pods.read_log(_whole_log(host, f"{logs}/{cri_pods.LOG_NAME}"))
     return ContainerOutcome(code, out, err, host.monotonic() - start, engine.way)
 
 
@@ -139,6 +140,22 @@ def _run_pod(host: Host, engine: CriEngine, pod: cri_pods.Pod, timeout: float) -
     if ended[0].reason in ("StartError", "ContainerCannotRun"):
         raise explain(host, DaemonError(ended[0].message), engine.way)
     return ended[0].code
+
+
+def _whole_log(host: Host, path: str) -> str:
+    """The log of a container that has ended.
+
+    containerd copies the output in a thread of its own, and may report the exit before the last lines are in
+    the file: they are there once it has some and no longer grows.
+    """
+    looks = [""]
+
+    def is_whole() -> bool:
+        looks.append(host.read_text(path) or "")
+        return looks[-1] != "" and looks[-1] == looks[-2]
+
+    host.wait_until(is_whole, _LOG_SECONDS)
+    return looks[-1]
 
 
 def _remove_pods(cri: Cri, pod: cri_pods.Pod) -> None:

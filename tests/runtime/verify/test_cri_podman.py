@@ -60,6 +60,18 @@ def test_cdi_needs_a_container() -> None:
     assert "hint: gpunode verify --on docker --cdi" in ran.err
 
 
+def test_log_of_an_ended_container_is_read_until_the_daemon_has_written_it(tmp_path: Path) -> None:
+    """containerd may report the exit before the last lines are in the file."""
+    log, later = tmp_path / "log", iter(("", "t stdout F one\n", "t stdout F two\n"))
+
+    class Writing(Host):
+        def sleep(self, seconds: float) -> None:
+            with log.open("a") as file:
+                file.write(next(later, ""))
+
+    assert crio._whole_log(Writing(), str(log)) == "t stdout F one\nt stdout F two\n"
+
+
 # --- podman -------------------------------------------------------------------------------------------------
 
 
