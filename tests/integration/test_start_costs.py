@@ -83,4 +83,4 @@ def test_real_containerd_returns_its_status_and_version() -> None:
             version = cri.version()[1]
             assert cri.status() == status
             assert status.handlers and status.config and status.conditions["RuntimeReady"]
-        assert running_version(Host(), engine.socket, 5.0) == version
+        assert running_version(Host(), engine.socket, PATIENCE) == version
