@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpunode.host.process import Completed, run_process
+from tests.waiting import PATIENCE
 
 
 def _run(argv: tuple[str, ...]) -> Completed:
@@ -25,6 +26,8 @@ def _watched(argv: tuple[str, ...]) -> Completed:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """The children; Ctrl-C arrives when the child runs and Popen hasn't returned yet."""
+    # gpunode leaves a child behind that SIGKILL doesn't end within a second, also on a busy machine
+    monkeypatch.setattr("gpunode.host.process._GRACE_SECONDS", PATIENCE)
     children: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen
 
