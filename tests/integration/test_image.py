@@ -359,10 +359,19 @@ def test_as_the_daemon_sets_container(docker: Docker, kubelet: tuple[KubeletStub
     assert not [path for path in left if path.endswith(".sock") and path != "kubelet.sock"]
 
 
-PROBE = """\
-import sys, urllib.request
+PROBE = f"""\
+import sys, time, urllib.error, urllib.request
+def status(path):
+    try:
+        return urllib.request.urlopen("http://127.0.0.1:9400" + path, timeout={PATIENCE}).status
+    except urllib.error.HTTPError as error:
+        return error.code
+deadline = time.monotonic() + {PATIENCE}
 for path in sys.argv[1:]:
-    print(path, urllib.request.urlopen("http://127.0.0.1:9400" + path, timeout=10).status)
+    # the kubelet has the GPUs before the plugin has seen that
+    while status(path) == 503 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    print(path, status(path))
 """
 
 
