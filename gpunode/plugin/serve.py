@@ -32,6 +32,7 @@ _CALM_SECONDS = 1.0
 _EAGER_SECONDS = 0.05  # a kubelet has just stopped, and is likely to return in a moment
 _EAGER_FOR = 30.0
 _HEALTH_SECONDS = 1.0
+_CLOSE_SECONDS = 4.0  # no socket must stay behind, nor a status of a running plugin; the unit allows ten
 _STOP_SECONDS = 1.5  # a thread inside a hanging driver is abandoned at the end of the process
 
 
@@ -71,13 +72,8 @@ class PluginService:
         self._next_health = 0.0
         self._eager_until = 0.0
         self._systemd = Systemd(host, log)
-        work: dict[str, Callable[[], None]] = {
-            "backend": lambda: backend.run(self.ledger, self._stop),
-            "link": self._run_link,
-        }
-        self._threads = [
-            Thread(target=self._guard, args=(task,), name=name, daemon=True) for name, task in work.items()
-        ]
+        self._backend = self._thread("backend", lambda: backend.run(self.ledger, self._stop))
+        self._link = self._thread("link", self._run_link)
 
     @property
     def settings(self) -> Settings:
@@ -106,8 +102,8 @@ class PluginService:
     def start(self) -> None:
         """Serve from now on. `PreconditionError` if serving is impossible: not root."""
         check_directory(self.host, self.settings.directory)
-        for thread in self._threads:
-            thread.start()
+        self._backend.start()
+        self._link.start()
         self._systemd.tell("READY=1")
 
     def wake(self) -> None:
@@ -124,10 +120,10 @@ class PluginService:
             feed.wake()
 
     def join(self) -> None:
-        """Wait for the end, at most two seconds. An exception that ended a thread is raised here."""
+        """Wait for the end, at most five seconds. An exception that ended a thread is raised here."""
         deadline = self.host.monotonic() + _STOP_SECONDS
-        for thread in reversed(self._threads):
-            thread.join(max(0.05, deadline - self.host.monotonic()))
+        self._link.join(_CLOSE_SECONDS)
+        self._backend.join(max(0.05, deadline - self.host.monotonic()))
         if self._failure is not None:
             raise self._failure
 
@@ -143,12 +139,15 @@ class PluginService:
         line = "; ".join(states) or "no GPU to advertise"
         return f"simulated: {line}" if self.settings.simulate else line
 
-    def _guard(self, task: Callable[[], None]) -> None:
-        try:
-            task()
-        except Exception as error:  # noqa: BLE001 - raised again by join: half a plugin must not keep running
-            self._failure = self._failure or error
-            self.stop()
+    def _thread(self, name: str, task: Callable[[], None]) -> Thread:
+        def guarded() -> None:
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001 - raised by join: half a plugin must not keep running
+                self._failure = self._failure or error
+                self.stop()
+
+        return Thread(target=guarded, name=name, daemon=True)
 
     def _run_link(self) -> None:
         try:

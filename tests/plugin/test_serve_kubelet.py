@@ -287,6 +287,22 @@ def test_stop_is_quick_while_the_kubelet_is_stopped(host: Host) -> None:
         assert time.monotonic() - started < 10
 
 
+def test_the_end_waits_for_the_sockets_longer_than_for_the_driver(
+    host: Host, kubelet: KubeletStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpunode.plugin.serve._STOP_SECONDS", 0.0)
+    close = KubeletLink.close
+
+    def close_late(link: KubeletLink) -> None:
+        time.sleep(0.5)
+        close(link)
+
+    monkeypatch.setattr(KubeletLink, "close", close_late)
+    with running(host):
+        assert kubelet.wait_allocatable(RESOURCE, 8, 30)
+    assert [path.name for path in host.path(DIRECTORY).glob("*.sock")] == ["kubelet.sock"]
+
+
 def test_bug_in_a_thread_ends_the_whole_plugin(host: Host) -> None:
     service = make_service(host, Settings(), MemoryLog())
 
