@@ -31,7 +31,8 @@ from tests.integration.verify_support import GPUS
 
 SCENARIO = replace(GPUS, driver="580.173.02", cuda=13000)
 """Two H100 with a driver that has no known faults."""
-BOOT_SECONDS = 120.0
+PATIENCE = 300.0
+"""Seconds after which a test takes a machine, or a command on it, as hanging: five may boot at once."""
 SPACE = 4 << 30
 """Bytes that the files of a few machines need at most; see tests/memory.py."""
 SHARED = "/srv/machine"
@@ -190,7 +191,7 @@ class Machine:
             )
         self.leader = 0
         try:
-            booted = Host().wait_until(self._is_up, BOOT_SECONDS, 0.1)
+            booted = Host().wait_until(self._is_up, PATIENCE, 0.1)
             assert booted and self.leader, f"{self.suite} did not boot:\n{self.console()}"
             # by which gpunode, like systemd-detect-virt, detects a container
             self.sh("rm /run/systemd/container")
@@ -214,7 +215,7 @@ class Machine:
         assert self._process is not None
         self.run("systemctl", "poweroff")
         try:
-            self._process.wait(120)
+            self._process.wait(PATIENCE)
         finally:
             self.kill()
 
@@ -257,7 +258,7 @@ class Machine:
         return [*enter, "env", "--ignore-environment", *words, *rights, *argv]
 
     def run(
-        self, *argv: str, user: str = "", env: Mapping[str, str] | None = None, timeout: float = 120
+        self, *argv: str, user: str = "", env: Mapping[str, str] | None = None, timeout: float = PATIENCE
     ) -> Ran:
         """Run a program in the machine to its end."""
         done = subprocess.run(
@@ -288,7 +289,7 @@ class Machine:
         (self.shared / "file").write_text(text)
         self.sh(f"install -D -m {mode:o} {SHARED}/file {shlex.quote(path)}")
 
-    def gpunode(self, *argv: str, user: str = "", timeout: float = 120) -> Ran:
+    def gpunode(self, *argv: str, user: str = "", timeout: float = PATIENCE) -> Ran:
         """gpunode installed in the machine."""
         return self.run("gpunode", *argv, user=user, timeout=timeout)
 
@@ -306,7 +307,7 @@ class Machine:
             text=True,
         )
 
-    def wait(self, ready: Callable[[], bool], problem: Callable[[], str], seconds: float = 120.0) -> None:
+    def wait(self, ready: Callable[[], bool], problem: Callable[[], str], seconds: float = PATIENCE) -> None:
         """Wait until a condition holds; fails with the text of `problem` otherwise."""
         assert Host().wait_until(ready, seconds, 0.1), problem()
 
