@@ -24,7 +24,7 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import ENDS_EVICTED, seen_unit, start, stays_stopped
+from gpunode.checks.units import ENDS_EVICTED, lost_at_restart, seen_unit, start, stays_stopped
 from gpunode.errors import DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
@@ -91,7 +91,8 @@ _START_KUBELET = (
     "containerd-not-restarted",
     title="The running containerd has loaded its configuration file",
     looks_at="containerd's socket, whether its CRI answers within 3 seconds, and the runtimes in its file "
-    "against the handlers that the daemon reports (CRI Status)." + WHERE,
+    "against the handlers that the daemon reports (CRI Status). If only the running daemon has the nvidia "
+    "handler, or has it as the default, that is a warning." + WHERE,
     fix=fixes.RESTART_CONTAINERD,
     blocked_by=(
         "pci-no-gpu",
@@ -120,12 +121,15 @@ def containerd_not_restarted(node: Node, daemon: Daemon) -> Verdict:
     except DaemonError as error:
         return _silent(daemon, error)
     missing = sorted(set(map(str, config.runtimes)) - set(handlers))
+    answer = seen_handlers(daemon, handlers)
     if not missing:
-        return ok("the running containerd has loaded its configuration file")
+        own = [name for name in handlers if name.startswith(HANDLER)]
+        restart = _managed(daemon) or fixes.RESTART_CONTAINERD
+        lost = lost_at_restart(node, daemon, own, node.cri.default_handler, answer, restart)
+        return lost or ok("the running containerd has loaded its configuration file")
     evidence = [
         _defined(node, config.files, config, f'runtime "{name}"', f"runtimes.{name}") for name in missing
     ]
-    answer = seen_handlers(daemon, handlers)
     summary = f"containerd hasn't loaded the handler {', '.join(missing)} from {evidence[0].source} yet"
     return fail(summary, *evidence, answer, fix=_managed(daemon))
 

@@ -19,7 +19,7 @@ from gpunode.checks.model import (
     unparsable,
     warn,
 )
-from gpunode.checks.units import if_stopped_again, seen_unit, stays_stopped
+from gpunode.checks.units import if_stopped_again, lost_at_restart, seen_unit, stays_stopped
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own
@@ -74,7 +74,8 @@ def nvidia_handlers(config: CrioConfig | CrioFile) -> list[str]:
     "crio-runtime-missing",
     title="CRI-O has the nvidia handler",
     looks_at=f"the handlers of the running daemon (/config), its configuration files, and {_UNREAD}, which "
-    "it never reads. No handler is needed if containers get GPUs through CDI, a hook or NRI.",
+    "it never reads. No handler is needed if containers get GPUs through CDI, a hook or NRI. If only the "
+    "running daemon has the handler, or has it as the default, that is a warning.",
     fix=CONFIGURE,
     blocked_by=("pci-no-gpu", "crio-not-running", "toolkit-missing", "crio-hooks-mode"),
     refs=("https://github.com/NVIDIA/gpu-operator/issues/2236",),
@@ -89,7 +90,9 @@ def crio_runtime_missing(node: Node, daemon: Daemon) -> Verdict:
     own = nvidia_handlers(config)
     answer = seen(f"{daemon.socket} /config", f"handlers: {', '.join(sorted(config.handlers)) or 'none'}")
     if own:
-        return ok(f"CRI-O has loaded the handler {', '.join(own)}", answer)
+        restart = restart_crio(daemon.unit)
+        lost = lost_at_restart(node, daemon, own, config.named_default, answer, restart)
+        return lost or ok(f"CRI-O has loaded the handler {', '.join(own)}", answer)
     return (
         _not_restarted(node, daemon, answer)
         or _in_another_directory(node, daemon, answer)

@@ -29,7 +29,7 @@ from gpunode.checks.model import (
     unparsable,
     warn,
 )
-from gpunode.checks.units import after_reading_log, if_stopped_again, seen_unit
+from gpunode.checks.units import after_reading_log, if_stopped_again, lost_at_restart, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon
@@ -454,7 +454,8 @@ def _activated_by_systemd(node: Node, socket: str) -> bool:
     "docker-not-restarted",
     title="The running Docker has loaded its configuration file",
     looks_at="runtimes and default-runtime in daemon.json against what the running daemon reports (/info). "
-    "If the kubelet uses another engine, a difference is a warning.",
+    "If the kubelet uses another engine, a difference is a warning, and so is an nvidia runtime or default "
+    "that only the running daemon has.",
     fix=fixes.RELOAD_DOCKER,
     blocked_by=(
         "pci-no-gpu",
@@ -487,10 +488,12 @@ def docker_not_restarted(node: Node, docker: Daemon) -> Verdict:
     evidence = [seen_in(node.host, path, f'runtime "{name}"', f'"{name}"') for name in missing]
     if isinstance(default, str) and default and default != info.get("DefaultRuntime"):
         evidence.append(seen_in(node.host, path, f'default-runtime "{default}"', '"default-runtime"'))
-    if not evidence:
-        return ok("the running Docker has loaded its configuration file")
     active = ", ".join(sorted(as_dict(info.get("Runtimes")))) or "none"
     answer = seen(f"{docker.socket} /info", f"runtimes: {active}; default: {info.get('DefaultRuntime')}")
+    if not evidence:
+        own, now = nvidia_programs(info, "Runtimes"), str(info.get("DefaultRuntime") or "")
+        lost = lost_at_restart(node, docker, own, now, answer, _restart(node, docker))
+        return lost or ok("the running Docker has loaded its configuration file")
     what = f"the runtime {', '.join(missing)}" if missing else f"the default runtime {default}"
     summary = f"Docker hasn't loaded {what} from {path} yet"
     return _judge(node)(summary, *evidence, answer, fix=_load_runtimes(node, docker, config, info))

@@ -1,10 +1,18 @@
-"""Evidence about a systemd unit: its state, why its last run failed, and a fix that prints its log first."""
+"""Evidence about a systemd unit: its state, why its last run failed, and a fix that prints its log first;
+and what an engine's next start loses."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from gpunode.checks.finding import Evidence, Fix
-from gpunode.checks.model import seen
+from gpunode.checks.fixes import configure
+from gpunode.checks.model import Verdict, cut, seen, warn
+from gpunode.facts.daemons import Daemon
+from gpunode.facts.effective import engine_settings, own_default
 from gpunode.facts.node import Node
+from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
 from gpunode.host import Host
 
 _JOURNAL = ("journalctl", "-b", "-q", "-n", "1", "--no-pager", "-o", "cat")
@@ -71,3 +79,39 @@ def if_stopped_again(*names: str) -> str:
 def after_reading_log(name: str, fix: Fix) -> Fix:
     """Print the unit's log before the fix: if the cause remains, a failed unit only fails again."""
     return fix.after(f"{_JOURNAL[0]} -b -u {name} -n 30 --no-pager")
+
+
+_RENDERED = ("k3s", "rke2", "microk8s")  # they write containerd's file again when they start
+_VARIANTS = {"nvidia-cdi": "cdi", "nvidia-legacy": "legacy"}  # options of configure-runtime --also
+
+
+def lost_at_restart(
+    node: Node, daemon: Daemon, nvidia: Collection[str], default: str, answer: Evidence, restart: Fix
+) -> Verdict | None:
+    """A warning if the running daemon has NVIDIA's handlers `nvidia`, or one of them as its `default`, and no
+    file or flag names it. `answer` is what the daemon reported; `restart` completes an intended removal."""
+    files = engine_settings(node.host, daemon)
+    lost = files.lacks(nvidia)
+    as_default = default in nvidia and default != (files.default or own_default(daemon))
+    if files.problem or daemon.manager in _RENDERED or not (lost or as_default):
+        return None
+    title, kind = ENGINES[daemon.name].title, "runtime" if daemon.name == "docker" else "handler"
+    what, why = f"{kind} {', '.join(lost)}", f"Containers that use this {kind} then don't start."
+    if not lost:
+        what, why = f"default {kind} {default}", f"Containers that name no {kind} then start without GPUs."
+    places = [seen(file.path, f"no {what}" if file.text is not None else "missing") for file in files.files]
+    names = [name for name in ((default,) if as_default else ()) + lost if name not in _VARIANTS]
+    name = "nvidia" if "nvidia" in names or not names else names[0]
+    also = [option for variant, option in _VARIANTS.items() if variant in lost]
+    options = (
+        *(("--nvidia-runtime-name", name) if name != "nvidia" else ()),
+        *(("--also", ",".join(also)) if also else ()),
+        *(("--set-as-default",) if as_default else ()),
+    )
+    fix = configure(daemon.manager if daemon.manager in DISTRIBUTIONS else daemon.name, *options)
+    note = f"If it was removed on purpose, this completes the removal instead:\n{restart.command}"
+    summary = f"{title} has the {what} only until its next start: no file names it"
+    if as_default and "default" not in answer.value:
+        places.insert(0, seen(answer.source, f"default: {default}"))
+    evidence = (answer, *cut(places, 5, daemon.config_path))
+    return warn(summary, *evidence, fix=replace(fix, note=note), why=why, reboot=True)

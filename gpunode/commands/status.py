@@ -17,7 +17,7 @@ from gpunode.facts.cdi import nvidia_specs
 from gpunode.facts.crio import load_crio
 from gpunode.facts.daemons import Daemon, as_daemon_user
 from gpunode.facts.docker import find_others
-from gpunode.facts.effective import ConfigFile, EngineSettings, engine_settings
+from gpunode.facts.effective import ConfigFile, EngineSettings, engine_settings, own_default
 from gpunode.facts.kubelet import Kubelet, find_kubelet
 from gpunode.facts.processes import running
 from gpunode.facts.registry import ENGINES
@@ -27,7 +27,7 @@ from gpunode.host.journal import OPEN_STATES, STATE_DIRECTORY, Entry, Journal, d
 from gpunode.output.result import Block, Cell, Result, Style, Table, Text, many
 from gpunode.runtime import find
 from gpunode.runtime.crio import CrioEngine
-from gpunode.runtime.drift import DaemonAnswer, Drift, Remedies, drift, own_default, query_all
+from gpunode.runtime.drift import DaemonAnswer, Drift, Remedies, drift, query_all
 from gpunode.runtime.engine import Active, Engine
 from gpunode.runtime.restart import restarter_of
 

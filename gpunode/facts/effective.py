@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.cdi import DIRECTORIES
 from gpunode.facts.containerd import load_config
-from gpunode.facts.crio import CrioFile, drop_in_directory, load_crio
+from gpunode.facts.crio import CrioFile, compiled_default, drop_in_directory, load_crio
 from gpunode.facts.daemons import Daemon, as_daemon_user
 from gpunode.facts.docker import flag_features, parse_daemon_json, programs
 from gpunode.facts.podman import PodmanFile, load_podman
@@ -22,6 +22,8 @@ from gpunode.output.typed import as_strings, as_text
 
 COMMAND_LINE = "its command line"  # where a handler comes from a flag
 _CONTAINERD_CDI_ON, _DOCKER_CDI_ON = (2, 0), (28, 2)  # on from this release, unless switched off
+# what an engine has without any file: its own low-level runtimes, and dockerd's names for their shims
+_OWN = ("runc", "crun", "crun-vm", "crun-wasm", "io.containerd.")
 
 
 class ConfigFile(NamedTuple):
@@ -69,6 +71,12 @@ class EngineSettings(NamedTuple):
         """Programs by handler."""
         return {handler.name: handler.path for handler in self.handlers}
 
+    def lacks(self, active: Iterable[str]) -> tuple[str, ...]:
+        """Those of a running daemon's handlers that its next start loses: neither a file nor a flag has them,
+        and they aren't the engine's own."""
+        known = self.paths
+        return tuple(name for name in active if name and name not in known and not name.startswith(_OWN))
+
 
 def engine_settings(host: Host, daemon: Daemon) -> EngineSettings:
     """The settings in this daemon's files; never raises for their contents."""
@@ -78,6 +86,13 @@ def engine_settings(host: Host, daemon: Daemon) -> EngineSettings:
     except GpunodeError as error:
         main = ConfigFile(daemon.config_path, "main", "")
         return EngineSettings((main,), problem=error.message, readable=not isinstance(error, Unreadable))
+
+
+def own_default(daemon: Daemon) -> str:
+    """The engine's default handler without a setting; empty where it depends on installed programs."""
+    if daemon.name == "crio":
+        return compiled_default(daemon.version)
+    return ENGINES[daemon.name].default_handler
 
 
 def _containerd(host: Host, daemon: Daemon) -> EngineSettings:

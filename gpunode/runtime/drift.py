@@ -8,15 +8,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
-from gpunode.facts.crio import compiled_default
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.effective import EngineSettings
-from gpunode.facts.registry import ENGINES
+from gpunode.facts.effective import EngineSettings, own_default
 from gpunode.runtime.engine import Active, Engine
 
 _MERGES_DEEPLY = (2,)  # containerd; before, a drop-in's plugin table replaces the main file's
-# what an engine has without any file: its own low-level runtimes, and dockerd's names for their shims
-_OWN = ("runc", "crun", "crun-vm", "crun-wasm", "io.containerd.")
 
 
 @dataclass(frozen=True)
@@ -74,12 +70,10 @@ def _handlers(files: EngineSettings, active: Active, remedies: Remedies) -> Iter
         elif handler.path and now and handler.path != now:
             detail = f"{handler.path} in {handler.file}, {now} in the running daemon"
             yield Drift("other-path", handler.name, detail, remedies.reread)
-    known = files.paths
-    for name in active.handlers:
-        if name and name not in known and not name.startswith(_OWN):
-            program = active.paths.get(name, "")
-            explanation = f"{program} in the running daemon, in no file: it is gone after the next restart"
-            yield Drift("not-in-file", name, explanation.lstrip(), remedies.restart)
+    for name in files.lacks(active.handlers):
+        program = active.paths.get(name, "")
+        explanation = f"{program} in the running daemon, in no file: it is gone after the next restart"
+        yield Drift("not-in-file", name, explanation.lstrip(), remedies.restart)
 
 
 def _default(daemon: Daemon, files: EngineSettings, active: Active, remedies: Remedies) -> Iterator[Drift]:
@@ -88,13 +82,6 @@ def _default(daemon: Daemon, files: EngineSettings, active: Active, remedies: Re
         where = "in the file" if files.default else "the engine's own, as no file names one"
         detail = f"{expected} ({where}), {active.default} in the running daemon"
         yield Drift("other-default", "default runtime", detail, remedies.reread)
-
-
-def own_default(daemon: Daemon) -> str:
-    """The engine's default handler without a setting; empty where it depends on installed programs."""
-    if daemon.name == "crio":
-        return compiled_default(daemon.version)
-    return ENGINES[daemon.name].default_handler
 
 
 def _copies(daemon: Daemon, files: EngineSettings) -> Iterator[Drift]:

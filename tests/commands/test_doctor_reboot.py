@@ -319,3 +319,76 @@ def test_undecided_check_is_no_reason_against_a_reboot(status, skipped, reason, 
     assert reboot(findings) == RebootVerdict(None, findings=(), mends=(), unjudged=("dkms-not-built",))
     drawn = [line for block in blocks(data.node, findings) for line in plain_lines(block)]
     assert section("\n".join(drawn)) == [f"Safe to reboot? Unknown: {reason}", PODS]
+
+
+ENGINES = {  # machine, finding, and the default in the daemon's answer
+    "containerd": ("healthy-h100", "containerd-not-restarted", '"defaultHandler": "runc"'),
+    "docker": ("healthy-docker-rocky9", "docker-not-restarted", '"DefaultRuntime": "runc"'),
+    "crio": ("healthy-crio", "crio-runtime-missing", 'default_runtime = \\"crun\\"'),
+}
+
+
+@pytest.fixture
+def report(tmp_path) -> Callable[..., tuple[list[str], str]]:
+    """The section and the whole report: nvidia is `removed` from the files, the running daemon's default, or
+    in its command line."""
+
+    def reported(engine: str, *, removed: bool = False, default: bool = False, argv: str = ""):
+        name, _, answer = ENGINES[engine]
+        spec = machine(name)
+        if default:
+            text = json.dumps(spec["recording"])
+            changed = text.replace(answer, re.sub("runc|crun", "nvidia", answer))
+            assert changed != text
+            spec["recording"] = json.loads(changed)
+        if argv:
+            spec["files"]["/proc/1222/cmdline" if engine == "crio" else "/proc/1210/cmdline"] += argv
+        if argv and engine == "docker":  # unconfigure-runtime refuses: it can't remove a flag
+            spec["files"]["/etc/docker/daemon.json"] = "{}"
+        root = str(build_machine(spec, tmp_path))
+        if removed:
+            assert gpunode("--root", root, "unconfigure-runtime", "--runtime", engine).code == 0
+        ran = gpunode("--root", root, "doctor")
+        assert ran.code == 0
+        return section(ran.out), ran.out
+
+    return reported
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_handler_that_only_the_running_daemon_has_is_lost_at_a_reboot(report, engine):
+    shown, page = report(engine, removed=True)
+    assert shown[:2] == [NO, f"  {ENGINES[engine][1]}"]
+    assert " nvidia only until its next start: no file names it" in page.splitlines()[0]
+    assert f"  1. gpunode configure-runtime --runtime {engine}\n" in page
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_default_that_only_the_running_daemon_has_is_lost_at_a_reboot(report, engine):
+    shown, page = report(engine, default=True)
+    assert shown[:2] == [NO, f"  {ENGINES[engine][1]}"]
+    assert re.search(r"has the default (handler|runtime) nvidia only until its next start", page)
+    assert f"  1. gpunode configure-runtime --runtime {engine} --set-as-default\n" in page
+
+
+def test_lost_variant_and_other_name_are_options_of_the_fix(tmp_path):
+    spec = machine("healthy-docker-rocky9")
+    text = json.dumps(spec["recording"])
+    for name in ("nvidia-cdi", "gpu"):
+        path = "/usr/bin/nvidia-container-runtime"
+        text = text.replace('"Runtimes": {', f'"Runtimes": {{"{name}": {{"path": "{path}"}}, ')
+    spec["recording"] = json.loads(text)
+    page = drawn(Host(build_machine(spec, tmp_path), environ={}))
+    assert "gpunode configure-runtime --runtime docker --nvidia-runtime-name gpu --also cdi\n" in page
+
+
+@pytest.mark.parametrize(
+    ("engine", "argv"),
+    [
+        ("docker", "--add-runtime=nvidia=/usr/bin/nvidia-container-runtime\0--default-runtime=nvidia\0"),
+        ("crio", "--runtimes\0nvidia:/usr/bin/nvidia-container-runtime\0--default-runtime=nvidia\0"),
+    ],
+)
+def test_handler_and_default_from_the_command_line_survive_a_reboot(report, engine, argv):
+    shown, _ = report(engine, removed=engine == "crio", default=True, argv=argv)
+    assert shown[0] == YES
