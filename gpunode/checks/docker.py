@@ -43,6 +43,7 @@ from gpunode.facts.docker import (
     parse_daemon_json,
     programs,
     unknown_keys,
+    wrong_types,
 )
 from gpunode.facts.engines import docker_role
 from gpunode.facts.node import Node
@@ -492,7 +493,8 @@ def docker_not_restarted(node: Node, docker: Daemon) -> Verdict:
     answer = seen(f"{docker.socket} /info", f"runtimes: {active}; default: {info.get('DefaultRuntime')}")
     if not evidence:
         own, now = nvidia_programs(info, "Runtimes"), str(info.get("DefaultRuntime") or "")
-        lost = lost_at_restart(node, docker, own, now, answer, _restart(node, docker))
+        refused = any(wrong_types(config))  # which docker-unknown-key reports
+        lost = None if refused else lost_at_restart(node, docker, own, now, answer, _restart(node, docker))
         return lost or ok("the running Docker has loaded its configuration file")
     what = f"the runtime {', '.join(missing)}" if missing else f"the default runtime {default}"
     summary = f"Docker hasn't loaded {what} from {path} yet"
@@ -588,8 +590,9 @@ def _started_before(node: Node, docker: Daemon, hook: str) -> tuple[Evidence, ..
 @docker_check(
     "docker-unknown-key",
     title="Docker supports every setting in its file",
-    looks_at="the keys of daemon.json. A key that gpunode doesn't know is checked with dockerd --validate, "
-    "which only reads the file. If the kubelet uses another engine, an unknown key is a warning.",
+    looks_at="the keys of daemon.json and the types of their values. A key that gpunode doesn't know is "
+    "checked with dockerd --validate, which only reads the file. If the kubelet uses another engine, a "
+    "setting that dockerd refuses is a warning.",
     fix=fixes.EDIT_DAEMON_JSON,
     blocked_by=("pci-no-gpu", "docker-config-invalid-json"),
     reboot=True,
@@ -598,24 +601,33 @@ def _started_before(node: Node, docker: Daemon, hook: str) -> tuple[Evidence, ..
 )
 @if_installed("docker")
 def docker_unknown_key(node: Node, docker: Daemon) -> Verdict:
-    """dockerd doesn't start with an unknown setting. The names of settings have hyphens: default-runtime, not
-    default_runtime. A running dockerd keeps the configuration that it loaded earlier.
+    """dockerd doesn't start with an unknown setting, or with a value of the wrong type. The names of settings
+    have hyphens: default-runtime, not default_runtime. A running dockerd keeps the configuration that it
+    loaded earlier.
     """
     config = _readable(node)
     if config is None:
         return skip(_UNPARSABLE)
-    keys = unknown_keys(node.host, docker, config)
-    if keys is None:
+    keys, path = unknown_keys(node.host, docker, config), docker.config_path
+    wrong = dict(wrong_types(config))
+    if wrong:
+        refused, what = "a value of the wrong type", f"Docker can't start with {path}: "
+        what += ", ".join(wrong.values())
+        places = [seen_in(node.host, path, reason, f'"{keys[0]}"') for keys, reason in wrong.items()]
+        change = f"correct the value: {'; '.join(wrong.values())}"
+        reload = all(keys[0] in _RELOADED for keys in wrong)
+    elif keys is None:
         return skip("gpunode doesn't know a setting and couldn't run dockerd --validate")
-    if not keys:
+    elif not keys:
         return ok("Docker supports every setting in its file")
-    path = docker.config_path
-    places = [seen_in(node.host, path, f'"{key}"', f'"{key}"') for key in keys]
-    change = "; ".join(_renamed(key)[0] for key in keys)
-    reload = all(_renamed(key)[1] in ("", *_RELOADED) for key in keys)
+    else:
+        refused, what = "an unknown setting", f"Docker doesn't know the setting {', '.join(keys)}"
+        places = [seen_in(node.host, path, f'"{key}"', f'"{key}"') for key in keys]
+        change = "; ".join(_renamed(key)[0] for key in keys)
+        reload = all(_renamed(key)[1] in ("", *_RELOADED) for key in keys)
     fix = edit(node, docker, places[0].line, change, reload=reload)
-    why = f"dockerd doesn't start with an unknown setting.{_until_restarted(docker)}"
-    return _judge(node)(f"Docker doesn't know the setting {', '.join(keys)}", *places, fix=fix, why=why)
+    why = f"dockerd doesn't start with {refused}.{_until_restarted(docker)}"
+    return _judge(node)(what, *places, fix=fix, why=why)
 
 
 def _renamed(key: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -272,7 +272,8 @@ def flag_place(host: Host, unit: str | None, key: str) -> str:
 
 # Keys that dockerd accepts in its file: 20.10 can't check a file without starting, later releases can. Names
 # and types are those of moby v20.10.24, cmd/dockerd and daemon/config: a key must be one of its flags, or the
-# plural name of a repeatable flag.
+# plural name of a repeatable flag. 26.1.5 and 28.5.2 refuse the same types, if they still know the key
+# (tests/integration/test_docker_releases.py).
 
 TABLE = "docker_keys"
 _UNKNOWN = "don't match any configuration option: "  # dockerd's own error, which names the keys
@@ -281,7 +282,7 @@ _SECONDS = 5.0
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "bool": ((bool,), "true or false"),
-    "number": ((int,), "a number"),
+    "number": ((int,), "an integer"),
     "string": ((str,), "a string"),
     "list": ((list,), "a list"),
     "object": ((dict,), "an object"),
@@ -289,25 +290,33 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 }
 _KEYS = {
     "bool": "cri-containerd debug experimental icc init ip-forward ip-masq ip6tables iptables ipv6"
-    " live-restore no-new-privileges raw-logs rootless selinux-enabled tls tlsverify userland-proxy restart",
+    " live-restore no-new-privileges raw-logs rootless selinux-enabled tls tlsverify userland-proxy",
     "number": "cpu-rt-period cpu-rt-runtime max-concurrent-downloads max-concurrent-uploads"
     " max-download-attempts mtu network-control-plane-mtu network-diagnostic-port oom-score-adjust"
     " shutdown-timeout",
     "string": "api-cors-header bip bridge cgroup-parent cluster-advertise cluster-store containerd"
-    " containerd-namespace containerd-plugins-namespace data-root default-cgroupns-mode default-gateway"
+    " containerd-namespace data-root default-cgroupns-mode default-gateway"
     " default-gateway-v6 default-ipc-mode default-runtime exec-root fixed-cidr fixed-cidr-v6 graph group"
     " host-gateway-ip init-path ip log-driver log-level metrics-addr pidfile seccomp-profile storage-driver"
     " swarm-default-advertise-addr tlscacert tlscert tlskey userland-proxy-path userns-remap",
-    "list": "allow-nondistributable-artifacts authorization-plugins default-address-pools dns dns-opts"
-    " dns-search exec-opts hosts insecure-registries labels node-generic-resources registry-mirrors"
-    " storage-opts",
+    "list": "authorization-plugins default-address-pools dns dns-opts dns-search exec-opts hosts"
+    " insecure-registries labels node-generic-resources registry-mirrors storage-opts",
     "object": "builder cluster-store-opts default-ulimits features log-opts runtimes",
-    # the size takes a number and a string; the others are flags that mean nothing in the file
-    "any": "default-shm-size add-runtime allow-nondistributable-artifact authorization-plugin"
-    " cluster-store-opt config-file default-address-pool default-ulimit deprecated-key-path dns-opt exec-opt"
+    # the size takes a number and a string; the others mean nothing in the file (artifacts: since 28)
+    "any": "default-shm-size add-runtime allow-nondistributable-artifact allow-nondistributable-artifacts"
+    " authorization-plugin cluster-store-opt config-file containerd-plugins-namespace default-address-pool"
+    " default-ulimit deprecated-key-path dns-opt exec-opt restart"
     " help host insecure-registry label log-opt node-generic-resource registry-mirror storage-opt version",
 }
 _KIND_OF = {name: kind for kind, names in _KEYS.items() for name in names.split()}
+_MEMBERS = {  # what a member of these objects and of this list is; those of other lists are strings
+    "cluster-store-opts": ("option", "string"),
+    "default-address-pools": ("", "object"),
+    "default-ulimits": ("limit", "object"),
+    "features": ("feature", "bool"),
+    "log-opts": ("log option", "string"),
+    "runtimes": ("runtime", "object"),
+}
 
 
 def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -333,34 +342,41 @@ def unknown_keys(host: Host, daemon: Daemon, tree: Mapping[str, Any]) -> tuple[s
     return tuple(key for key in strange if key in unknown) or None if marker else None
 
 
+def wrong_types(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Settings with a value of a type that dockerd can't start with: the keys down to it, and what is wrong.
+
+    null counts as absent. dockerd doesn't read the values in an object that it doesn't know.
+    """
+    for key, value in tree.items():
+        kind = _KIND_OF.get(key, "any")
+        noun, member = _MEMBERS.get(key, ("", "string" if kind == "list" else "any"))
+        if not _fits(value, kind):
+            yield (key,), f"{key} is not {_KINDS[kind][1]}"
+        elif isinstance(value, dict):
+            for name, part in value.items():
+                if not _fits(part, member):
+                    yield (key, name), f'the {noun} "{name}" is not {_KINDS[member][1]}'
+        elif isinstance(value, list) and not all(_fits(part, member) for part in value):
+            yield (key,), f"{key} is not a list of {member}s"
+    for name, entry in as_dict(tree.get("runtimes")).items():
+        for key, kind in (("path", "string"), ("runtimeType", "string"), ("runtimeArgs", "list")):
+            if not _fits(as_dict(entry).get(key), kind):
+                yield ("runtimes", name), f'{key} of the runtime "{name}" is not {_KINDS[kind][1]}'
+
+
+def _fits(value: Any, kind: str) -> bool:
+    number = kind == "number" and isinstance(value, bool)  # in Python true is also a number
+    return value is None or (isinstance(value, _KINDS[kind][0]) and not number)
+
+
 def refused_by_20(tree: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     """The keys that dockerd 20.10 refuses and the reason; both empty if it accepts the file."""
     for key, value in tree.items():
-        if isinstance(value, dict) and key not in WHOLE:
-            for inner, deeper in value.items():
-                reason = _refused(inner, deeper)
-                if reason:
-                    return (key, inner), reason
-        elif reason := _refused(key, value):
-            return (key,), reason
-    for name, value in (tree.get("features") or {}).items():
-        if value is not None and not isinstance(value, bool):
-            return ("features", name), f"the feature {name} must be true or false"
-    for name, value in (tree.get("log-opts") or {}).items():
-        if value is not None and not isinstance(value, str):
-            return ("log-opts", name), f"the log option {name} must be a string"
-    return (), ""
-
-
-def _refused(key: str, value: Any) -> str:
-    kind = _KIND_OF.get(key)
-    if kind is None:
-        return f"dockerd 20.10 doesn't know {key}"
-    types, name = _KINDS[kind]
-    fits = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool) or kind == "any")
-    if value is None or fits:
-        return ""
-    return f"{key} must be {name}"
+        groups = isinstance(value, dict) and key not in WHOLE
+        for keys in ((key, inner) for inner in value) if groups else ((key,),):
+            if keys[-1] not in _KIND_OF:
+                return keys, f"dockerd 20.10 doesn't know {keys[-1]}"
+    return next(wrong_types(tree), ((), ""))
 
 
 # Docker's runtimes, in the form that its file and the running daemon's /info share.

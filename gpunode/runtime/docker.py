@@ -27,6 +27,7 @@ from gpunode.facts.docker import (
     parse_daemon_json,
     programs,
     refused_by_20,
+    wrong_types,
 )
 from gpunode.facts.kubelet import KUBELETS, find_kubelet
 from gpunode.facts.processes import environment, running
@@ -37,6 +38,7 @@ from gpunode.host import Host
 from gpunode.host.journal import FileEdit
 from gpunode.host.process import COMMAND_NOT_FOUND
 from gpunode.output.result import many, some_of
+from gpunode.output.typed import as_dict
 from gpunode.runtime import docker_rootless, json_edit
 from gpunode.runtime.docker_rootless import beside_another_users
 from gpunode.runtime.engine import (
@@ -252,7 +254,9 @@ def refused_by_dockerd(content: str, path: str, version: tuple[int, ...]) -> str
     (seen on 26.1.5 and 28.5.2), although errors in them are fatal at start.
     """
     tree = parse_daemon_json(content, path)
-    _check_types(tree, content, path)
+    keys, reason = next(wrong_types(tree), ((), ""))
+    if reason:
+        return f"{json_edit.line_of(content, *keys)}: {reason}"
     runtimes = tree.get("runtimes") or {}
     default = tree.get("default-runtime") or BUILT_IN
     keys, reason = _refused_runtimes(runtimes, version)
@@ -271,9 +275,8 @@ def _refused_runtimes(runtimes: Tree, version: tuple[int, ...]) -> tuple[tuple[s
     for name, entry in runtimes.items():
         if name == BUILT_IN:
             return ("runtimes", name), f'the runtime name "{BUILT_IN}" is reserved'
-        if not isinstance(entry, dict):
-            return ("runtimes", name), f'the runtime "{name}" is not an object'
-        if version >= _PATH_XOR_TYPE and bool(entry.get("path")) == bool(entry.get("runtimeType")):
+        of_path, of_type = (bool(as_dict(entry).get(key)) for key in ("path", "runtimeType"))
+        if version >= _PATH_XOR_TYPE and of_path == of_type:
             return ("runtimes", name), f'the runtime "{name}" needs either a path or a runtimeType'
     return (), ""
 
@@ -295,13 +298,12 @@ def _is_right(entry: Any, path: str) -> bool:
 
 
 def _check_types(tree: Tree, content: str, path: str) -> None:
-    """Refuse types that dockerd refuses; null counts as absent, as it does for dockerd."""
-    kinds = {"runtimes": (dict, "an object"), "features": (dict, "an object")}
-    for key, (kind, name) in (kinds | {"default-runtime": (str, "a string")}).items():
-        if tree.get(key) is not None and not isinstance(tree[key], kind):
-            line = json_edit.line_of(content, key)
+    """Refuse types that dockerd refuses, of the settings that an edit here changes."""
+    for keys, reason in wrong_types(tree):
+        if keys in (("runtimes",), ("features",), ("default-runtime",)):
+            line = json_edit.line_of(content, *keys)
             raise ConfigError(
-                f"{path}:{line}: {key} is not {name}, so dockerd can't start with it",
+                f"{path}:{line}: {reason}, so dockerd can't start with it",
                 hint=f"correct that line: ${{EDITOR:-vi}} +{line} {path}",
             )
 

@@ -392,3 +392,34 @@ def test_lost_variant_and_other_name_are_options_of_the_fix(tmp_path):
 def test_handler_and_default_from_the_command_line_survive_a_reboot(report, engine, argv):
     shown, _ = report(engine, removed=engine == "crio", default=True, argv=argv)
     assert shown[0] == YES
+
+
+WRONG_TYPES = {
+    '{"runtimes": []}': "runtimes is not an object",
+    '{"debug": "yes"}': "debug is not true or false",
+    '{"exec-opts": "x"}': "exec-opts is not a list",
+    '{"live-restore": "true"}': "live-restore is not true or false",
+    '{"default-runtime": 5}': "default-runtime is not a string",
+    '{"features": []}': "features is not an object",
+    '{"data-root": 5}': "data-root is not a string",
+    '{"insecure-registries": "x"}': "insecure-registries is not a list",
+    '{"runtimes": {"nvidia": "x"}}': 'the runtime "nvidia" is not an object',
+}
+
+
+@pytest.mark.parametrize("content", WRONG_TYPES)
+def test_value_of_a_type_that_dockerd_refuses_is_fixed_before_a_reboot(tmp_path, content):
+    host = recorded_host("healthy-docker-rocky9", tmp_path)
+    (tmp_path / "etc/docker/daemon.json").write_text(content)
+    ran = gpunode("--root", str(host.root), "doctor")
+    assert ran.code == 1 and section(ran.out) == [NO, "  docker-unknown-key"]
+    what = f"Docker can't start with /etc/docker/daemon.json: {WRONG_TYPES[content]}"
+    assert ran.out.startswith(f"1 error: {what}\n")
+    assert "  1. In /etc/docker/daemon.json, line 1: correct the value: " in ran.out
+
+
+def test_wrong_type_is_one_warning_if_the_kubelet_uses_another_engine(tmp_path):
+    host = recorded_host("healthy-h100", tmp_path)
+    (tmp_path / "etc/docker/daemon.json").write_text('{"runtimes": []}')
+    ran = gpunode("--root", str(host.root), "doctor")
+    assert ran.code == 0 and ran.out.startswith("1 warning: Docker can't start with ")

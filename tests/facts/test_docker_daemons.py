@@ -129,6 +129,13 @@ def test_source_of_a_flag_is_named_down_to_the_environment_file(tmp_path: Path) 
         ({"mtu": True}, ("mtu",)),
         ({"features": {"buildkit": "yes"}}, ("features", "buildkit")),
         ({"log-opts": {"max-file": 3}}, ("log-opts", "max-file")),
+        ({"runtimes": {"nvidia": "x"}}, ("runtimes", "nvidia")),
+        ({"runtimes": {"nvidia": {"path": 5}}}, ("runtimes", "nvidia")),
+        ({"labels": [5]}, ("labels",)),
+        ({"default-address-pools": [{"base": "10.0.0.0/8", "size": 24}], "labels": ["a=b"]}, ()),
+        ({"default-address-pools": ["10.0.0.0/8"]}, ("default-address-pools",)),
+        ({"debug": {}}, ("debug",)),
+        ({"tlsopts": {"mtu": "x"}, "restart": "x", "allow-nondistributable-artifacts": "x"}, ()),
         ({"cdi-spec-dirs": []}, ("cdi-spec-dirs",)),
     ],
 )
