@@ -339,8 +339,9 @@ _WORSE = ("none", "restart", "drain", "reboot")
 class PlannedFix(NamedTuple):
     """The fix of one finding.
 
-    `disruptive`, the worst of its steps, and `look` are as in `Fix`. `way` is safe (--apply carries out what
-    isn't disruptive), allow (needs --allow for each kind of disruption), or hand: the user must do it.
+    `disruptive`, the worst of its steps, and `look` are as in `Fix`. `way` is safe (--apply carries out its
+    steps up to the first disruptive one), allow (needs --allow for each kind of disruption), or hand: the
+    user must do it.
     """
 
     id: str

@@ -196,7 +196,11 @@ def _permission(planned: PlannedFix) -> str:
     if planned.look:
         return "manual: it only shows the cause"
     needed = dict.fromkeys(step.disruptive for step in planned.steps if step.disruptive != "none")
-    return _WAYS[planned.way].format(" ".join(f"--allow {allowance}" for allowance in needed))
+    allowances = " ".join(f"--allow {allowance}" for allowance in needed)
+    if planned.way == "safe" and needed:
+        left = " && ".join(" ".join(step.argv) for step in planned.steps[len(allowed_steps(planned, ())) :])
+        return f"{_WAYS['safe']}, except for {left}, which needs {allowances}"
+    return _WAYS[planned.way].format(allowances)
 
 
 def _outcome_blocks(fixes: Fixes) -> Iterator[Block]:

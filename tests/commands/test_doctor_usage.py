@@ -53,6 +53,20 @@ def test_recorded_machine_is_never_changed(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("machine", "permission"),
+    [
+        ("nouveau-loaded", "safe: --apply does it, except for systemctl reboot, which needs --allow reboot"),
+        ("uvm-not-loaded", "safe: --apply does it"),
+        ("driver-lib-mismatch", "needs --allow reboot"),
+    ],
+)
+def test_plan_says_what_apply_does_without_a_further_option(machine, permission, tmp_path):
+    recorded_host(machine, tmp_path)
+    ran = gpunode("--root", str(tmp_path), "doctor", "--fix")
+    assert permission in [line.strip() for line in ran.out.splitlines()]
+
+
 def test_carrying_out_a_fix_needs_root():
     ran = gpunode("doctor", "--fix", "--apply", prefix=AS_ORDINARY_USER)
     assert (ran.code, ran.out) == (3, "")

@@ -46,6 +46,8 @@ END
     mknod -m 0666 {place}/dev/$name c $major $minor
 done
 mount --bind {place}/dev /dev
+cp -a /etc {place}/etc && mkdir -p {place}/etc/modprobe.d
+mount --bind {place}/etc /etc
 # the same root without the files that mark a container, whose kernel modules are its host's matter
 mkdir -p {place}/root
 for path in /*; do
@@ -152,6 +154,25 @@ def test_safe_fix_is_applied_and_its_check_runs_again(node: Node) -> None:
         "uvm-not-loaded",
     )
     assert entry["commands"] == node.called
+
+
+def test_safe_fix_stops_before_its_reboot(node: Node) -> None:
+    bound = node.place / "pci" / GPU / "driver"
+    bound.unlink()
+    bound.symlink_to("../../../../bus/pci/drivers/nouveau")
+    for name in ("update-initramfs", "dracut", "systemctl"):
+        node.program(name, f'#!/bin/sh\necho "{name} $*" >> {{place}}/called\n')
+    planned = node.doctor("nouveau-loaded", "--fix").stdout
+    assert "  safe: --apply does it, except for systemctl reboot, which needs --allow reboot\n" in planned
+    report = node.fixes("nouveau-loaded", "--fix", "--apply")
+    (done,) = report["data"]["done"]
+    assert (done["outcome"], report["exitCode"]) == ("done", 1), report
+    assert done["message"] == "it takes effect after: systemctl reboot (--allow reboot)"
+    assert "blacklist nouveau" in (node.place / "etc/modprobe.d/blacklist-nouveau.conf").read_text()
+    assert done["commands"] and not any("reboot" in call for call in node.called)
+    assert all(command in node.called for command in done["commands"])
+    node.fixes("nouveau-loaded", "--fix", "--apply", "--allow", "reboot")
+    assert node.called[-1] == "systemctl reboot"
 
 
 def test_programs_run_under_the_lock(node: Node) -> None:
