@@ -10,7 +10,7 @@ from gpunode.checks.finding import Evidence, Fix
 from gpunode.checks.fixes import configure
 from gpunode.checks.model import Verdict, cut, seen, warn
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.effective import engine_settings, own_default
+from gpunode.facts.effective import configure_options, engine_settings, own_default
 from gpunode.facts.node import Node
 from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
 from gpunode.host import Host
@@ -82,7 +82,6 @@ def after_reading_log(name: str, fix: Fix) -> Fix:
 
 
 _RENDERED = ("k3s", "rke2", "microk8s")  # they write containerd's file again when they start
-_VARIANTS = {"nvidia-cdi": "cdi", "nvidia-legacy": "legacy"}  # options of configure-runtime --also
 
 
 def lost_at_restart(
@@ -100,14 +99,7 @@ def lost_at_restart(
     if not lost:
         what, why = f"default {kind} {default}", f"Containers that name no {kind} then start without GPUs."
     places = [seen(file.path, f"no {what}" if file.text is not None else "missing") for file in files.files]
-    names = [name for name in ((default,) if as_default else ()) + lost if name not in _VARIANTS]
-    name = "nvidia" if "nvidia" in names or not names else names[0]
-    also = [option for variant, option in _VARIANTS.items() if variant in lost]
-    options = (
-        *(("--nvidia-runtime-name", name) if name != "nvidia" else ()),
-        *(("--also", ",".join(also)) if also else ()),
-        *(("--set-as-default",) if as_default else ()),
-    )
+    options = configure_options(lost, default if as_default else "")
     fix = configure(daemon.manager if daemon.manager in DISTRIBUTIONS else daemon.name, *options)
     note = f"If it was removed on purpose, this completes the removal instead:\n{restart.command}"
     summary = f"{title} has the {what} only until its next start: no file names it"

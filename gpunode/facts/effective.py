@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ COMMAND_LINE = "its command line"  # where a handler comes from a flag
 _CONTAINERD_CDI_ON, _DOCKER_CDI_ON = (2, 0), (28, 2)  # on from this release, unless switched off
 # what an engine has without any file: its own low-level runtimes, and dockerd's names for their shims
 _OWN = ("runc", "crun", "crun-vm", "crun-wasm", "io.containerd.")
+_VARIANTS = {"nvidia-cdi": "cdi", "nvidia-legacy": "legacy"}  # options of configure-runtime --also
 
 
 class ConfigFile(NamedTuple):
@@ -93,6 +94,19 @@ def own_default(daemon: Daemon) -> str:
     if daemon.name == "crio":
         return compiled_default(daemon.version)
     return ENGINES[daemon.name].default_handler
+
+
+def configure_options(handlers: Sequence[str], default: str) -> tuple[str, ...]:
+    """What follows ``gpunode configure-runtime --runtime ENGINE`` to write NVIDIA's `handlers` of a running
+    daemon to its file. `default` is the one of them that is its default, or empty."""
+    names = [name for name in ((default,) if default else ()) + tuple(handlers) if name not in _VARIANTS]
+    name = "nvidia" if "nvidia" in names or not names else names[0]
+    also = [option for variant, option in _VARIANTS.items() if variant in handlers]
+    return (
+        *(("--nvidia-runtime-name", name) if name != "nvidia" else ()),
+        *(("--also", ",".join(also)) if also else ()),
+        *(("--set-as-default",) if default else ()),
+    )
 
 
 def _containerd(host: Host, daemon: Daemon) -> EngineSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,9 @@ from typing import NamedTuple
 
 from gpunode.errors import GpunodeError
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.effective import EngineSettings, own_default
+from gpunode.facts.effective import EngineSettings, configure_options, own_default
+from gpunode.facts.writers import is_nvidia_program
+from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine
 
 _MERGES_DEEPLY = (2,)  # containerd; before, a drop-in's plugin table replaces the main file's
@@ -47,21 +50,34 @@ def drift(
         return ()
     drifts = list(_copies(daemon, files))
     if active is not None:
-        drifts += _handlers(files, active, remedies)
+        drifts += _handlers(daemon, files, active, remedies)
         drifts += _default(daemon, files, active, remedies)
         if files.cdi is not None and active.cdi is not None and files.cdi != active.cdi:
             states = ("on in the file, off", "off in the file, on")
             detail = f"{states[not files.cdi]} in the running daemon"
             drifts.append(Drift("other-cdi", "CDI", detail, remedies.restart))
-    if any(entry.fix == remedies.restart for entry in drifts):  # which fixes what a reload would, too
-        drifts = [
-            replace(entry, fix=remedies.restart) if entry.fix == remedies.reread else entry
-            for entry in drifts
-        ]
+    restarts = (remedies.reread, remedies.restart)
+    # a restart fixes what a reload would, too, but removes the runtimes that are in no file
+    keep = next((each.fix for each in drifts if each.kind == "not-in-file" and each.fix not in restarts), "")
+    if keep or any(entry.fix == remedies.restart for entry in drifts):
+        fix = keep or remedies.restart
+        drifts = [replace(entry, fix=fix) if entry.fix in restarts else entry for entry in drifts]
     return tuple(drifts)
 
 
-def _handlers(files: EngineSettings, active: Active, remedies: Remedies) -> Iterator[Drift]:
+def _handlers(daemon: Daemon, files: EngineSettings, active: Active, remedies: Remedies) -> Iterator[Drift]:
+    lost = files.lacks(active.handlers)
+    nvidia = [n for n in lost if n.startswith("nvidia") or is_nvidia_program(active.paths.get(n, ""))]
+    options = configure_options(nvidia, active.default if active.default in nvidia else "")
+    configure = ("gpunode", "configure-runtime", "--runtime", find.name_of_daemon(daemon), *options)
+    for name in lost:
+        where = f"{active.paths.get(name, '')} in the running daemon, in no file".lstrip()
+        detail = f"{where}: it is gone after the next restart"
+        if name in nvidia:
+            yield Drift("not-in-file", name, detail, shlex.join(configure))
+        else:
+            detail += f"; to keep it, add it to {daemon.config_path} first"
+            yield Drift("not-in-file", name, detail, remedies.restart)
     for handler in files.handlers:
         now = active.paths.get(handler.name, "")
         if handler.name not in active.handlers:
@@ -70,10 +86,6 @@ def _handlers(files: EngineSettings, active: Active, remedies: Remedies) -> Iter
         elif handler.path and now and handler.path != now:
             detail = f"{handler.path} in {handler.file}, {now} in the running daemon"
             yield Drift("other-path", handler.name, detail, remedies.reread)
-    for name in files.lacks(active.handlers):
-        program = active.paths.get(name, "")
-        explanation = f"{program} in the running daemon, in no file: it is gone after the next restart"
-        yield Drift("not-in-file", name, explanation.lstrip(), remedies.restart)
 
 
 def _default(daemon: Daemon, files: EngineSettings, active: Active, remedies: Remedies) -> Iterator[Drift]:

@@ -89,6 +89,23 @@ def test_daemon_with_unread_changes_has_drift(tmp_path: Path, machine: str, name
     assert ran.out.splitlines()[0].endswith("CDI  FILES ACTIVE      USED BY")
 
 
+@pytest.mark.parametrize(
+    ("machine", "name"),
+    [("healthy-h100", "containerd"), ("healthy-h100", "docker"), ("healthy-crio", "crio")],
+)
+def test_runtime_that_the_next_restart_removes_is_written_again(
+    tmp_path: Path, machine: str, name: str
+) -> None:
+    root = recorded_host(machine, tmp_path / "node").root
+    assert gpunode("unconfigure-runtime", "--runtime", name, "--root", str(root)).code == 0
+    ran = gpunode("status", "runtime", "--root", str(root))
+    fix = f"gpunode configure-runtime --runtime {name}"
+    assert "it is gone after the next restart" in ran.out
+    assert [line for line in ran.out.splitlines() if "Fix: " in line] == [f"  Fix: {fix}"]
+    assert gpunode(*fix.split()[1:], "--root", str(root)).code == 0
+    assert engines(root)[name]["drift"] == []
+
+
 def test_broken_file_is_named_and_the_running_configuration_still_shown(tmp_path: Path) -> None:
     root = recorded_host("containerd-config-not-toml", tmp_path / "node").root
     found = engines(root)["containerd"]

@@ -39,7 +39,20 @@ def test_handler_not_yet_read_by_the_daemon_is_pending() -> None:
 
 
 def test_handler_in_no_file_disappears_at_the_next_restart() -> None:
-    assert drifts_of(FILES._replace(handlers=()), ACTIVE) == [("not-in-file", "nvidia", "restart it")]
+    """So a restart is no fix: the command writes the runtimes of the running daemon to its file."""
+    files, fix = FILES._replace(handlers=()), "gpunode configure-runtime --runtime containerd"
+    assert drifts_of(files, ACTIVE) == [("not-in-file", "nvidia", fix)]
+    k3s = drifts_of(files, ACTIVE._replace(default="nvidia"), daemon(manager="k3s"))
+    fix = "gpunode configure-runtime --runtime k3s --set-as-default"
+    assert k3s == [("not-in-file", "nvidia", fix), ("other-default", "default runtime", fix)]
+    gpu = ACTIVE._replace(handlers=("gpu", "nvidia-cdi"), paths={"gpu": PATH})
+    fix = "gpunode configure-runtime --runtime containerd --nvidia-runtime-name gpu --also cdi"
+    assert {one[2] for one in drifts_of(files, gpu)} == {fix}
+
+
+def test_handler_of_another_program_in_no_file_is_kept_by_its_owner() -> None:
+    (kata,) = drift(daemon(), FILES, ACTIVE._replace(handlers=("runc", "nvidia", "kata")), REMEDIES)
+    assert kata.fix == "restart it" and kata.detail.endswith("; to keep it, add it to /etc/x.toml first")
 
 
 def test_builtin_handlers_of_an_engine_are_not_drift() -> None:
