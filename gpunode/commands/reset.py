@@ -446,13 +446,15 @@ def _runtime_step(
     restores = bool(first.had_runtime)
     finder = find.FINDERS.get(engine)
     missing = finder is None or finder(host, config or None) is None
-    commands = " && ".join(_removal_command(host, engine, config, name) for name in removed)
+    commands = [_removal_command(host, engine, config, name) for name in removed]
+    commands = [f"gpunode rollback {first.id}"] if restores or missing else commands
     files = tuple(dict.fromkeys(file.path for entry in entries for file in entry.files))
     change = Request(
         runtimes=(engine,),
         config=config,
         socket=last.socket,
         restart_command=last.restart_command,
+        restart_hint=" && ".join(f"{command} --no-restart" for command in commands),
         yes=request.yes,
         confirm=request.confirm,
     )
@@ -470,7 +472,7 @@ def _runtime_step(
 
     return NodeStep(
         f"runtime-{engine}",
-        f"gpunode rollback {first.id}" if restores or missing else commands,
+        " && ".join(commands),
         lambda: StepState(f"{', '.join(names)} in {', '.join(files)}"),
         run,
         (),
@@ -659,8 +661,15 @@ def _driver_step(host: Host, entry: str, packages: Sequence[str]) -> Iterator[No
 
 
 def _result(host: Host, results: StepResults, notes: tuple[str, ...], *, dry_run: bool) -> Result:
+    failed = [step for step in results.steps if step.state in ("failed", "interrupted")]
+    without_restart = {
+        step.name: error.hint
+        for step, result in zip(failed, results.failures, strict=True)
+        for error in result.errors
+        if error.code == "no-systemd" and step.name.startswith("runtime-")
+    }
     leftovers = tuple(
-        Left(step.name, step.why, step.command)
+        Left(step.name, step.why, without_restart.get(step.name, step.command))
         for step in results.steps
         if step.state in ("left", "failed", "interrupted", "waiting")
     )
@@ -683,7 +692,6 @@ def _result(host: Host, results: StepResults, notes: tuple[str, ...], *, dry_run
     for item in leftovers:
         blocks.append(Text(f"left: {item.name}: {item.why}", Style.WARN))
         blocks.append(Text(f"  {item.command}", Style.COMMAND))
-    failed = [step for step in results.steps if step.state in ("failed", "interrupted")]
     errors = tuple(
         error._replace(message=f"{report.name}: {error.message}")
         for report, result in zip(failed, results.failures, strict=True)

@@ -156,6 +156,7 @@ def setup(
         config=config,
         socket=socket,
         restart_command=restart_command,
+        restart_hint="pass the command with --restart-command 'COMMAND'",
         yes=yes,
         confirm=session.confirm,
         dry_run=dry_run,

@@ -278,7 +278,8 @@ class Request:
     `config`, `drop_in_config` and `socket` are the files and the daemon, if not the engine's own.
     `restart_command` is the user's own, for a node where systemd doesn't run the daemon. Without `yes`,
     `confirm` asks the user before containers are stopped. `configures` is whether the engines are configured
-    and not only changed back, so that the next step is to verify them.
+    and not only changed back, so that the next step is to verify them. `restart_hint` is the hint where the
+    daemon can't be restarted, for a command without `--restart-command` and `--no-restart`.
     """
 
     runtimes: tuple[str, ...] = ("auto",)
@@ -286,6 +287,7 @@ class Request:
     drop_in_config: str = ""
     socket: str = ""
     restart_command: str = ""
+    restart_hint: str = ""
     dry_run: bool = False
     exit_code: bool = False
     no_restart: bool = False

@@ -77,13 +77,14 @@ class Restarter:
             )
         return self.daemon.unit is not None and self.host.systemd_runs()
 
-    def require(self, verb: str) -> None:
+    def require(self, verb: str, hint: str = "") -> None:
         """`PreconditionError` if it can't be restarted or reloaded here: raised before any write."""
         if not self.shown(verb):
             raise PreconditionError(
                 f"{self.daemon.manager or self.daemon.name} must be {verb}ed for this,"
                 " and systemd doesn't run it on this node",
-                hint="pass the command with --restart-command 'COMMAND', or only write: --no-restart",
+                hint=hint or "pass the command with --restart-command 'COMMAND', or only write: --no-restart",
+                code="no-systemd",
             )
 
     def perform(self, verb: str) -> float:

@@ -346,7 +346,7 @@ def refuse(engine: Engine, plan: Plan, active: Active | None, restarter: Restart
         )
     if plan.verb in ("none", "wait") or request.no_restart or not engine.host.live:
         return
-    restarter.require(plan.verb)
+    restarter.require(plan.verb, request.restart_hint)
     daemon = engine.daemon
     if request.socket and daemon.process and engine.host.socket_state(daemon.socket) == "absent":
         raise PreconditionError(

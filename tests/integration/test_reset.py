@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.api_server import ApiServer, Fault
 from fixtures.engines import CONTAINERD_CONFIG, Engine, start_containerd, start_dockerd
-from tests.cli import Ran
-from tests.integration.configuring import Cli
+from tests.cli import Ran, checked, gpunode
+from tests.integration.configuring import Cli, configuring
 from tests.integration.kubernetes_node import UNIT, KubernetesNode
 from tests.integration.systemd_stand_in import Node, require_namespace
 from tests.integration.test_setup_kubernetes import (
@@ -298,3 +298,21 @@ def test_the_question_on_a_terminal(docker: Engine, tmp_path: Path) -> None:
     code, shown = cli.on_terminal(b"y\n", "reset")
     assert code == 0 and docker.config.read_bytes() == before, shown
     assert cli.on_terminal(b"", "reset")[0] == 0
+
+
+def test_an_engine_that_systemd_does_not_run_is_left_with_a_command_that_works(tmp_path: Path) -> None:
+    with configuring(start_containerd(CONTAINERD_CONFIG), tmp_path) as cli:
+        before = cli.engine.config.read_text()
+        cli.data("configure-runtime", "--no-restart")
+        for options in ("--dry-run", "--yes"):
+            ran = cli.run("reset", options, "-o", "json")
+            (error,) = checked(ran.stdout)["errors"]
+            (left,) = checked(ran.stdout)["data"]["left"]
+            assert "systemd doesn't run it on this node" in error["message"]
+            assert left["command"] == error["hint"]
+        command = f"gpunode unconfigure-runtime --runtime containerd --config {cli.engine.config}"
+        assert left["command"] == f"{command} --no-restart"
+        undone = gpunode(*left["command"].split()[1:], env=cli.environ)
+        assert undone.code == 0, undone.err
+        assert cli.engine.config.read_text() == before
+        assert cli.run("reset").stdout == "nothing to reset\n"
