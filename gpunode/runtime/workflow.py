@@ -169,12 +169,17 @@ def _about_restart(data: RuntimeConfiguration, request: Request, live: bool) -> 
         return [Text(restart.reason, Style.DIM)]
     if restart.performed:
         return [Text(f"{data.engine} {restart.verb}ed in {restart.seconds:.1f} s: {restart.reason}")]
-    command = restart.command or f"systemctl {restart.verb} {data.engine}"
+    command, reason = restart.command, Text(f"  {restart.reason}", Style.DIM)
+    if live and not command:
+        mark = "" if request.dry_run else "not done yet: "
+        manual = f"{restart.verb} {data.engine} manually: systemd doesn't run it on this node"
+        return [Text(f"{mark}{manual}", Style.PLAIN if request.dry_run else Style.WARN), reason]
+    command = command or f"systemctl {restart.verb} {data.engine}"
     if request.dry_run:
         mark = "to run yourself afterwards" if request.no_restart else "would run"
-        return [Text(f"{mark}: {command}", Style.COMMAND), Text(f"  {restart.reason}", Style.DIM)]
+        return [Text(f"{mark}: {command}", Style.COMMAND), reason]
     where = "" if live else " on that node"
-    return [Text(f"not done yet, run{where}: {command}", Style.WARN), Text(f"  {restart.reason}", Style.DIM)]
+    return [Text(f"not done yet, run{where}: {command}", Style.WARN), reason]
 
 
 class Intent(NamedTuple):

@@ -18,6 +18,7 @@ from gpunode.daemons.cri import Cri
 from gpunode.facts.toml import dig, parse_toml
 from gpunode.host import Host
 from gpunode.runtime.containerd import dump
+from tests.cli import gpunode
 from tests.integration.configuring import Cli, configuring
 from tests.integration.conftest import path_of
 from tests.waiting import PATIENCE, eventually
@@ -95,6 +96,16 @@ def test_runtime_in_the_file_but_not_in_the_daemon_only_restarts(cli: Cli) -> No
     assert data["changes"][0]["action"] == "unchanged" and data["restart"]["performed"]
     assert "nvidia" in handlers(cli)
     assert cli.engine.config.stat().st_mtime_ns == stat.st_mtime_ns
+
+
+def test_restart_that_systemd_cannot_do_is_left_to_the_user(cli: Cli) -> None:
+    manual = "restart containerd manually: systemd doesn't run it on this node"
+    argv = cli.argv("configure-runtime", "--no-restart")[3:]
+    planned = gpunode(*argv[:1], "--dry-run", *argv[2:], env=cli.environ)
+    assert (planned.code, "would run" in planned.out) == (3, False)
+    assert f"\n{manual}\n" in planned.out and "a real run would be refused" in planned.err
+    done = gpunode(*argv, env=cli.environ)
+    assert done.code == 0 and f"\nnot done yet: {manual}\n" in done.out, done.out
 
 
 def test_unconfigure_restores_the_bytes_after_several_runs(cli: Cli) -> None:
