@@ -19,7 +19,7 @@ from gpunode.host.journal import Entry, Journal
 from gpunode.host.transaction import Transaction, not_restored, roll_back_entry
 from gpunode.output.result import Progress
 from gpunode.runtime.engine import Active, Engine, Plan
-from gpunode.runtime.restart import RELOAD_SECONDS, UNRESTORED, Restarter, reload_undo
+from gpunode.runtime.restart import NOT_RESTARTED, RELOAD_SECONDS, UNRESTORED, Restarter, reload_undo
 
 _ANSWER_SECONDS = 30.0
 WITHOUT_CRI = "cri-disabled"  # the code of a containerd that runs and has no CRI
@@ -84,6 +84,8 @@ def apply(job: EngineJob, journal: Journal) -> ApplyOutcome:
         if isinstance(error, ConfigError) or not change.rolled_back:
             raise
         message = f"{error}; the files are as before and {job.plan.engine} runs with them"
+        if error.code == NOT_RESTARTED:
+            raise RolledBackError(message, hint=error.hint) from error
         raise RolledBackError(
             "\n".join(filter(None, (message, *log))),
             hint="correct what the daemon complains about, then run this again",
@@ -183,6 +185,8 @@ def _restart_with_old_files(job: EngineJob, entry: Entry) -> None:
         if error.code == UNRESTORED:
             raise
         is_up = job.engine.query_if_up() is not None
+        if error.code == NOT_RESTARTED and job.plan.verb == "restart" and is_up:
+            return  # the daemon never read the new files
         state = "did not read the old files again" if is_up else "does not run"
         raise DaemonError(f"{job.plan.engine} {state}: {error.message}", hint=job.restarter.look) from error
 

@@ -23,6 +23,7 @@ _COMMAND_SECONDS = 120.0
 _MANAGED_SECONDS = 600.0  # a distribution's service is active once its Kubernetes is: minutes on rke2
 _LOG_LINES = 15
 RELOAD_SECONDS = 0.5  # a reload doesn't report when it is done, and no new runtime would show it
+NOT_RESTARTED = "not-restarted"  # the code of a user's own command that failed and restarted nothing
 UNRESTORED = "not-restored"  # the code of a file that still has what it had for a reload
 
 
@@ -105,10 +106,18 @@ class Restarter:
         if not answer.ok:
             what = "did not end" if answer.timed_out else f"failed with status {answer.code}"
             output = (answer.stderr or answer.stdout).strip()
+            untouched = verb == "restart" and not answer.timed_out and self._is_same_process()
             raise DaemonError(
-                f"{self.shown(verb)} {what}" + (f": {output[-2000:]}" if output else ""), hint=self.look
+                f"{self.shown(verb)} {what}" + (f": {output[-2000:]}" if output else ""),
+                hint="correct --restart-command, then run this again" if untouched else self.look,
+                code=NOT_RESTARTED if untouched else "",
             )
         return self.host.monotonic() - started
+
+    def _is_same_process(self) -> bool:
+        """Whether the user's own command left the daemon running as it was."""
+        daemon = self.find() if self.command else None
+        return daemon is not None and daemon.process is not None and daemon.process == self.daemon.process
 
     def _clear_failed_starts(self) -> bool:
         """Reset the start counter for the restart of a rollback. Return whether this restart was refused.

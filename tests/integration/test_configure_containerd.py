@@ -108,6 +108,27 @@ def test_restart_that_systemd_cannot_do_is_left_to_the_user(cli: Cli) -> None:
     assert done.code == 0 and f"\nnot done yet: {manual}\n" in done.out, done.out
 
 
+@pytest.mark.parametrize("command", ["/nonexistent", "false"])
+def test_wrong_restart_command_leaves_the_node_as_it_was(cli: Cli, command: str) -> None:
+    pid, before = cli.engine.pid, digest(cli.engine.config)
+    done = cli.run("configure-runtime", restart=command)
+    assert (done.returncode, cli.engine.pid, digest(cli.engine.config)) == (4, pid, before)
+    message, hint = done.stderr.splitlines()
+    assert message.startswith(f"error: {command} failed with status ")
+    assert message.endswith("; the files are as before and containerd runs with them")
+    assert hint == "hint: correct --restart-command, then run this again"
+    cli.data("configure-runtime", "--no-restart")
+    done = cli.run("configure-runtime", restart=command)  # nothing to write
+    assert (done.returncode, done.stderr.splitlines()[1]) == (1, hint)
+
+
+def test_restart_command_that_stops_the_daemon_is_not_as_it_was(cli: Cli) -> None:
+    """The second run of the command, with the old files, doesn't start it again."""
+    done = cli.run("configure-runtime", restart=cli.script(f"kill {cli.engine.pid}; sleep 1; exit 1"))
+    assert done.returncode == 1 and "rolled back, but containerd does not run" in done.stderr
+    assert "--restart-command" not in done.stderr
+
+
 def test_unconfigure_restores_the_bytes_after_several_runs(cli: Cli) -> None:
     before = digest(cli.engine.config)
     cli.data("configure-runtime")
