@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ from gpunode.host.transaction import LOCK_SECONDS, change_files, recover
 from gpunode.output.result import Block, Cell, Diff, Progress, Result, Style, Table, Text
 from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Plan, Request
-from gpunode.runtime.removal import RollbackPlan, cdi_users, plan_rollback
+from gpunode.runtime.removal import CHANGED_SINCE, RollbackPlan, cdi_users, plan_rollback, removal_command
 from gpunode.runtime.restart import engine_restart
 from gpunode.runtime.workflow import (
     OPERATION,
@@ -387,12 +386,13 @@ def roll_back(
     )
     try:
         return change(host, request, prepare, progress)
-    except ValidationError as error:  # the engine refuses the earlier files
-        if entry.operation == OPERATION:
-            words = ["gpunode", "unconfigure-runtime", "--runtime", find.name_of(entry)]
-            if entry.runtime_names[:1] not in ((), ("nvidia",)):
-                words += ["--nvidia-runtime-name", entry.runtime_names[0]]
-            error.hint = f"nothing was restored; to remove only the runtime: {shlex.join(words)}"
+    except (ConfigError, ValidationError) as error:
+        refused = isinstance(error, ValidationError)  # the engine refuses the earlier files
+        if entry.operation == OPERATION and (refused or error.code == CHANGED_SINCE):
+            name = next(iter(entry.runtime_names), "nvidia")
+            command = removal_command(host, find.name_of(entry), entry.config, name)
+            nothing = "nothing was restored; " if refused else ""
+            error.hint = f"{nothing}to remove only the runtime: {command}"
         raise
 
 

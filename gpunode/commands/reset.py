@@ -8,7 +8,6 @@ listed and not removed.
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -75,7 +74,7 @@ from gpunode.plugin.labels.sinks import own_labels, removal_patch
 from gpunode.plugin.service import UNIT, UNIT_FILE, find_unit
 from gpunode.runtime import find
 from gpunode.runtime.engine import Request
-from gpunode.runtime.removal import configured
+from gpunode.runtime.removal import configured, removal_command
 from gpunode.runtime.restart import engine_restart
 from gpunode.runtime.workflow import edit_blocks, shown
 
@@ -446,7 +445,7 @@ def _runtime_step(
     restores = bool(first.had_runtime)
     finder = find.FINDERS.get(engine)
     missing = finder is None or finder(host, config or None) is None
-    commands = [_removal_command(host, engine, config, name) for name in removed]
+    commands = [removal_command(host, engine, config, name) for name in removed]
     commands = [f"gpunode rollback {first.id}"] if restores or missing else commands
     files = tuple(dict.fromkeys(file.path for entry in entries for file in entry.files))
     change = Request(
@@ -477,13 +476,6 @@ def _runtime_step(
         run,
         (),
     )
-
-
-def _removal_command(host: Host, engine: str, config: str, name: str) -> str:
-    default = find.FINDERS[engine](host, None) if engine in find.FINDERS else None
-    name_option = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
-    file = "" if default is None or default.config_path == config else f" --config {shlex.quote(config)}"
-    return f"gpunode unconfigure-runtime --runtime {engine}{name_option}{file}"
 
 
 def _finish(host: Host, key: tuple[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,9 +10,12 @@ from gpunode.errors import ConfigError
 from gpunode.host import Host
 from gpunode.host.journal import Entry, FileEdit, Journal, rollback_command
 from gpunode.output.typed import as_text
+from gpunode.runtime import find
 from gpunode.runtime.engine import Active, Engine, Plan
 from gpunode.runtime.find import name_of
 from gpunode.runtime.workflow import OPERATION, REMOVAL
+
+CHANGED_SINCE = "changed-since"  # the code of a rollback that would undo another program's edit
 
 
 class RollbackPlan(NamedTuple):
@@ -113,8 +117,17 @@ def plan_rollback(journal: Journal, entry: Entry) -> RollbackPlan:
         raise ConfigError(
             f"{', '.join(foreign)} changed after {entry.id}; nothing was restored",
             hint=f"see what gpunode had written: gpunode journal show {entry.id}",
+            code=CHANGED_SINCE,
         )
     return RollbackPlan(entries, edits)
+
+
+def removal_command(host: Host, engine: str, config: str, name: str) -> str:
+    """The command that removes the runtime `name` from this engine's file."""
+    default = find.FINDERS[engine](host, None) if engine in find.FINDERS else None
+    name_option = "" if name == "nvidia" else f" --nvidia-runtime-name {shlex.quote(name)}"
+    file = "" if default is None or default.config_path == config else f" --config {shlex.quote(config)}"
+    return f"gpunode unconfigure-runtime --runtime {engine}{name_option}{file}"
 
 
 def configured(journal: Journal) -> Mapping[tuple[str, str], tuple[Entry, ...]]:

@@ -573,6 +573,18 @@ def test_implicit_default_of_containerd_stays_implicit(root: Path, configure: Co
     assert toml(file.read_text()) == before
 
 
+@pytest.mark.parametrize("option", ["", " --nvidia-runtime-name gpu"])
+def test_rollback_of_an_edited_file_names_the_command_that_keeps_the_edit(root: Path, option: str) -> None:
+    assert gpunode("--root", str(root), "configure-runtime", "--runtime", "docker", *option.split()).code == 0
+    (root / DOCKER).write_text(json.dumps({**json.loads((root / DOCKER).read_text()), "debug": True}))
+    ran = gpunode("--root", str(root), "rollback")
+    command = f"gpunode unconfigure-runtime --runtime docker{option}"
+    assert ran.code == 1 and "changed after" in ran.err
+    assert ran.err.splitlines()[1] == f"hint: to remove only the runtime: {command}"
+    assert gpunode("--root", str(root), *command.split()[1:]).code == 0
+    assert json.loads((root / DOCKER).read_text()) == {"debug": True}
+
+
 # --- restart options --------------------------------------------------------------------------------------
 
 

@@ -153,7 +153,8 @@ def test_earlier_file_that_containerd_refuses_is_not_restored_but_the_default_is
     assert cli.data("configure-runtime", "--set-as-default")["active"]["default"] == "nvidia"
     refused = cli.run("rollback")
     assert refused.returncode == 1
-    assert "to remove only the runtime: gpunode unconfigure-runtime --runtime containerd\n" in refused.stderr
+    command = f"gpunode unconfigure-runtime --runtime containerd --config {cli.engine.config}"
+    assert f"to remove only the runtime: {command}\n" in refused.stderr
     done = cli.run("unconfigure-runtime")
     assert "cannot restore the previous files, so only the runtimes are removed" in done.stderr
     with Cri(Host(), cli.engine.socket) as cri:
