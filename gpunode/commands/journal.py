@@ -206,6 +206,8 @@ def when(name: str) -> str:
 
 def obstacle(journal: Journal, entry: Entry) -> str:
     """Why `gpunode rollback` would refuse this entry now; empty if it wouldn't."""
+    if entry.state == "rolled-back":
+        return "it is already rolled back"
     if entry.of_packages:
         return "it changed packages: it is undone by the command that made it"
     if not entry.files:
@@ -215,7 +217,7 @@ def obstacle(journal: Journal, entry: Entry) -> str:
     if entry.state in OPEN_STATES:
         return "it is running or was interrupted: the next run rolls it back"
     if entry.state != "committed":
-        return "it is already rolled back" if entry.state == "rolled-back" else f"it is {entry.state}"
+        return f"it is {entry.state}"
     try:
         plan_rollback(journal, entry)
     except GpunodeError as error:
@@ -299,9 +301,8 @@ def _file(
     except ConfigError as error:
         return JournalFile(path, action, now, "", error.message)
     if digest(after) != file.after:
-        return JournalFile(
-            path, action, now, "", "what was written then is not kept, and the file has changed"
-        )
+        changed = ", and the file has changed" if now == "changed" else ""
+        return JournalFile(path, action, now, "", f"what was written then is not kept{changed}")
     return JournalFile(path, action, now, FileEdit(path, before, after).diff(), "")
 
 
@@ -326,7 +327,8 @@ def _blocks(data: JournalEntry) -> tuple[Block, ...]:
     rows.append(("can be rolled back", "yes" if entry.rollback else f"no: {entry.reason}"))
     blocks: list[Block] = [Text(entry.id, Style.HEADING), Table(("", ""), tuple(rows))]
     for file in data.files:
-        state = {"before": "was restored", "changed": "has changed since"}.get(file.now, "")
+        restored = "was removed again" if file.action == "created" else "was restored"
+        state = {"before": restored, "changed": "has changed since"}.get(file.now, "")
         blocks.append(Text(f"{file.path} {file.action}{f'; it {state}' if state else ''}", Style.HEADING))
         blocks.append(
             Diff(file.diff) if file.diff else Text(f"  {file.problem or 'no difference'}", Style.DIM)

@@ -305,7 +305,8 @@ class Journal:
         see = LIST_HINT if entries or name else _NO_ENTRIES_HINT
         if name in entries:
             entry = entries[name]
-            why = "it changed packages" if entry.of_packages else f"it is {entry.state}"
+            of_packages = entry.of_packages and entry.state != "rolled-back"
+            why = "it changed packages" if of_packages else f"it is {entry.state}"
             problem = f"{name} can't be rolled back: {why}"
         raise UsageError(
             problem,

@@ -65,6 +65,7 @@ def test_list_agrees_with_rollback(node: Path) -> None:
     ("change", "reason"),
     [
         ({"packages": {"x": ""}}, "it changed packages: it is undone by the command that made it"),
+        ({"packages": {"x": ""}, "state": "rolled-back"}, "it is already rolled back"),
         ({"state": "applied"}, "it is running or was interrupted: the next run rolls it back"),
     ],
 )
@@ -99,6 +100,24 @@ def test_show_reports_that_the_written_text_was_not_kept(node: Path) -> None:
     config(node).unlink()
     ran = gpunode("journal", "show", "--root", str(node))
     assert ran.code == 0 and "not kept" in ran.out
+
+
+def test_show_agrees_with_the_state_of_a_failed_install(node: Path) -> None:
+    """A failed `toolkit install`: its packages and the file of its repository are gone again."""
+    place = node / "var/lib/gpunode/journal" / entries(node)[-1]["id"] / "manifest.json"
+    created = {"path": "/etc/x.list", "existed": False, "before": digest(None), "after": digest(b"deb")}
+    manifest = json.loads(place.read_text())
+    files = [manifest["files"][0] | {"backup": ""} | created]
+    failed = {"packages": {"x": ""}, "state": "rolled-back", "files": files}
+    place.write_text(json.dumps(manifest | failed))
+    shown = gpunode("journal", "show", "--root", str(node))
+    assert shown.out.splitlines()[-2:] == [
+        "/etc/x.list created; it was removed again",
+        "  what was written then is not kept",
+    ]
+    assert "no: it is already rolled back" in shown.out
+    ran = gpunode("rollback", place.parent.name, "--root", str(node))
+    assert ran.code == 2 and ran.err.splitlines()[0].endswith(" can't be rolled back: it is rolled-back")
 
 
 def test_show_reports_a_damaged_backup(node: Path) -> None:
