@@ -2,6 +2,7 @@
 
 # no `from __future__ import annotations`: Typer reads these annotations as objects
 
+import signal
 import sys
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -134,5 +135,8 @@ app.callback()(takes_globals(_main))
 
 
 def main() -> NoReturn:
-    """Parse `sys.argv`, run it and exit."""
-    sys.exit(run_app(app, sys.argv[1:]))
+    """Parse `sys.argv`, run it and exit. A signal that comes after the result can't change the exit code."""
+    code = run_app(app, sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)

@@ -6,6 +6,7 @@ import fcntl
 import re
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -562,6 +563,18 @@ def test_signal_ends_a_command_with_130(number: signal.Signals, tmp_path: Path) 
     assert child.returncode == 130, err
     assert checked(out)["exitCode"] == 130
     assert "error: interrupted" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_signal_after_the_result_does_not_change_the_exit_code(number: signal.Signals) -> None:
+    script = (
+        "import os, sys\nfrom gpunode.__main__ import main\nsys.argv[1:] = ['explain']\n"
+        f"try:\n    main()\nfinally:\n    os.kill(os.getpid(), {number.value})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean_environment(), capture_output=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr, b"xid" in done.stdout) == (0, b"", True)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
