@@ -174,7 +174,8 @@ def _auto(host: Host, config: str) -> str:
         )
     raise UsageError(
         f"several engines are installed on this node: {', '.join(names)}",
-        hint=f"choose one: --runtime {' or --runtime '.join(names)}; for several, run it once for each",
+        hint=f"choose one: --runtime {' or --runtime '.join(names)};"
+        f" configure-runtime and unconfigure-runtime accept several: --runtime {','.join(names)}",
     )
 
 

@@ -458,6 +458,10 @@ def test_unknown_runtime_error_lists_the_known_ones(root: Path, configure: Confi
 def test_auto_with_two_engines_needs_the_kubelets_choice(root: Path, configure: Configure) -> None:
     error = refused(root, configure, "auto")
     assert isinstance(error, UsageError) and "docker, containerd" in error.message
+    several = error.hint.rpartition(": ")[2].split()
+    assert several == ["--runtime", "docker,containerd"]
+    ran = gpunode("--root", str(root), "configure-runtime", "--dry-run", *several)
+    assert ran.code == 0 and ran.out.startswith("docker:\n"), ran.err
     flags = root / "var/lib/kubelet/kubeadm-flags.env"
     flags.parent.mkdir(parents=True)
     (flags.parent / "config.yaml").write_text("kind: KubeletConfiguration\n")

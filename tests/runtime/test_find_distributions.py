@@ -343,7 +343,8 @@ def test_auto_selects_the_containerd_that_the_kubelet_uses(node: Node) -> None:
     ) as raised:
         find.engine(Host(node.root), "auto")
     choices = "--runtime containerd or --runtime k3s"
-    assert raised.value.hint == f"choose one: {choices}; for several, run it once for each"
+    several = "configure-runtime and unconfigure-runtime accept several: --runtime containerd,k3s"
+    assert raised.value.hint == f"choose one: {choices}; {several}"
     node.process(9, "/usr/local/bin/k3s server")
     assert find.engine(Host(node.root), "auto").daemon.manager == "k3s"
     assert find.engine(Host(node.root), "containerd").daemon.manager == ""
