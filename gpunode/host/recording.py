@@ -19,6 +19,7 @@ from gpunode.output.typed import PlainError, from_plain
 RECORDING = ".gpunode/recording.json"
 KERNEL_LOG = ".gpunode/kernel.log"
 _MODE = re.compile(r"[0-7]{1,4}")
+_AGAIN = "record the machine again; the format is in docs/recorded-machines.md"
 _HINT = "correct that key, or record the machine again; the format is in docs/recorded-machines.md"
 
 
@@ -78,11 +79,11 @@ def parse_recording(text: str) -> dict[str, Any]:
     try:
         loaded = json.loads(text)
     except RecursionError as error:
-        raise ConfigError(f"{RECORDING} is nested too deeply") from error
+        raise ConfigError(f"{RECORDING} is nested too deeply", hint=_AGAIN) from error
     except ValueError as error:
-        raise ConfigError(f"{RECORDING} is not JSON: {error}") from error
+        raise ConfigError(f"{RECORDING} is {not_json(text, error)}", hint=_AGAIN) from error
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{RECORDING} doesn't contain a JSON object")
+        raise ConfigError(f"{RECORDING} doesn't contain a JSON object", hint=_AGAIN)
     for section in _Recording._fields:
         loaded.setdefault(section, {})
     with naming_the_key():
@@ -94,6 +95,13 @@ def parse_recording(text: str) -> dict[str, Any]:
             if not _MODE.fullmatch(mode):
                 raise PlainError(f'{where} must be a mode such as "0644"')
     return loaded
+
+
+def not_json(text: str, error: ValueError) -> str:
+    """What is wrong with a text that can't be parsed; bytes that are no UTF-8 are surrogates in it."""
+    at = getattr(error, "pos", 0)
+    is_binary = any("\udc80" <= char <= "\udcff" for char in text[at : at + 2])
+    return "not UTF-8" if is_binary else f"not JSON: {error}"
 
 
 @contextmanager

@@ -150,6 +150,26 @@ def test_command_line_names_the_wrong_key(
 
 
 @pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\xff\xfe{}", "is not UTF-8"),
+        (b"\x1f\x8b\x08", "is not UTF-8"),
+        (b"{", "is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"[]", "doesn't contain a JSON object"),
+        (b"[" * 100_000, "is nested too deeply"),
+    ],
+    ids=["utf-16", "gzip", "cut off", "list", "deep"],
+)
+def test_command_line_says_what_a_broken_recording_is(tmp_path: Path, data: bytes, says: str) -> None:
+    path = tmp_path / RECORDING
+    path.parent.mkdir()
+    path.write_bytes(data)
+    ran = gpunode("gpus", "--root", str(tmp_path))
+    hint = "hint: record the machine again; the format is in docs/recorded-machines.md\n"
+    assert (ran.code, ran.err) == (1, f"error: {RECORDING} {says}\n{hint}")
+
+
+@pytest.mark.parametrize(
     ("layouts", "says"),
     [
         ([], "nvml.mig must be an object"),

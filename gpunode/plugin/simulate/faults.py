@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.errors import ConfigError, DaemonError, GpunodeError, PreconditionError, UsageError
 from gpunode.host import Host
+from gpunode.host.recording import not_json
 
 if TYPE_CHECKING:
     import socket
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ALL = "all"
 _MOST = 1 << 31
 _LAST_SECOND = 86400.0
+_LINE = 'each line is a fault such as {"gpu": 3, "xid": 79}'
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,20 @@ def make_fault(
     kind = FAULTS.get(name)
     if kind is None:
         raise UsageError(f"no fault is called {name!r}", hint=f"one of: {', '.join(FAULTS)}")
+    number, layout = kind.value == "number", kind.value == "layout"
+    sample = "79" if number else "3g.20gb/1g.5gb*4" if layout else kind.value[0] if kind.value else ""
+    words = ("gpunode plugin inject", name, sample, "" if kind.whole else f"--gpu {gpu or 0}")
+    hint = f"for example: {' '.join(filter(None, words))}"
     if kind.value == "" and value:
-        raise UsageError(f"{name} takes no value, and {value!r} was given")
-    if kind.value == "number" and not (value.isdecimal() and int(value[:12]) < _MOST):
-        raise UsageError(f"{name} takes a number: {kind.help}", hint=f"for example: {name} 79 --gpu 0")
-    if kind.value == "layout" and not value:
-        raise UsageError(f"{name} takes a layout such as 3g.20gb/1g.5gb*4, or off")
+        raise UsageError(f"{name} takes no value, and {value!r} was given", hint=hint)
+    if number and not (value.isdecimal() and int(value[:12]) < _MOST):
+        raise UsageError(f"{name} takes a number: {kind.help}", hint=hint)
+    if layout and not value:
+        raise UsageError(f"{name} takes a layout such as {sample}, or off", hint=hint)
     if isinstance(kind.value, tuple):
         value = value or kind.value[0]
         if value not in kind.value:
-            raise UsageError(f"{name} {value!r} is not one of {', '.join(kind.value)}")
+            raise UsageError(f"{name} {value!r} is not one of {', '.join(kind.value)}", hint=hint)
     if not kind.whole and not gpu:
         raise UsageError(f"{name} happens to a GPU: which one?", hint="--gpu with an index, a UUID or all")
     return Fault(name, value, gpu, gi, ci, at)
@@ -113,10 +119,12 @@ def parse_fault(text: str) -> Fault:
     """One line. `UsageError` or `ConfigError` has the reason if it is invalid."""
     try:
         data: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not a line of JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError("nested too deeply", hint=_LINE) from error
+    except ValueError as error:
+        raise ConfigError(not_json(text, error), hint=_LINE) from error
     if not isinstance(data, dict):
-        raise ConfigError('a fault is a JSON object such as {"gpu": 3, "xid": 79}')
+        raise ConfigError("not a JSON object", hint=_LINE)
     names = [key for key in data if key not in ("gpu", "gi", "ci", "at")]
     if len(names) != 1:
         raise ConfigError(f"one fault a line, not {len(names)}", hint=f"one of: {', '.join(FAULTS)}")
@@ -140,7 +148,7 @@ def read_script(host: Host, path: str) -> tuple[Fault, ...]:
     """The faults of a script. `ConfigError` if it is missing, else as `parse_script`."""
     text = host.read_text(path)
     if text is None:
-        raise ConfigError(f"{path} doesn't exist")
+        raise ConfigError(f"{path} doesn't exist", hint=f"name an existing file; {_LINE}")
     return parse_script(text, path)
 
 
@@ -176,7 +184,11 @@ class FaultServer:
         self._apply = apply
         self.path = socket_path(state_dir)
         host.make_dirs(state_dir, 0o755)
-        self._listening = host.listen_unix(self.path)
+        try:
+            self._listening = host.listen_unix(self.path)
+        except PreconditionError as error:
+            error.hint = error.hint.replace("another directory", "another --state-dir")
+            raise
 
     def serve(self, seconds: float) -> None:
         """Wait at most this long for a client, and execute all its requests."""

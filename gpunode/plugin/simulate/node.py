@@ -538,5 +538,7 @@ def _check_instance(slot: Slot, fault: Fault) -> None:
         gpu_instances = ", ".join(str(gi) for gi, _ in sorted(there))
         raise UsageError(
             f"GPU {slot.gpu.index} has no such MIG instance",
-            hint=f"--gi is one of {gpu_instances}, --ci 0" if there else f"mig LAYOUT --gpu {slot.gpu.index}",
+            hint=f"--gi is one of {gpu_instances}, --ci 0"
+            if there
+            else f"make some: gpunode plugin inject mig LAYOUT --gpu {slot.gpu.index}",
         )

@@ -204,6 +204,13 @@ def test_control_socket_is_private_and_removed_at_the_end(node) -> None:
     assert not path.exists()
 
 
+def test_state_directory_without_room_for_the_socket_is_named(node, short: Path) -> None:
+    _, start = node
+    serving = start("--simulate", "h100:1", "--state-dir", f"{short}/{'d' * 100}")
+    assert serving.says("no faults can be injected"), serving.log()
+    assert 'hint="choose another --state-dir"' in serving.log()
+
+
 def test_ordinary_user_can_simulate(short: Path) -> None:
     """Scheduler tests run without root: directories for the sockets and the state suffice."""
     ordinary = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]

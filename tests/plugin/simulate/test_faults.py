@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from gpunode.gpu.nvml import FABRIC_STATES, GpuEvent
 from gpunode.gpu.nvml_health import RECOVERY_ACTIONS
 from gpunode.plugin.simulate.faults import FAULTS, Fault, make_fault, parse_fault, parse_script
 from gpunode.plugin.simulate.node import DRIVER_GONE, LOST, SimulatedNode
+from tests.cli import gpunode
 
 
 def test_fault_values_are_those_of_readings() -> None:
@@ -119,6 +121,44 @@ def test_invalid_fault_is_refused(words: tuple[str, ...], complaint: str) -> Non
         happen(SimulatedNode("h100:2"), *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "message", "example"),
+    [
+        (("driver", "goen"), "driver 'goen' is not one of gone, back", "driver gone"),
+        (
+            ("fabric", "foo", "--gpu", "2"),
+            "fabric 'foo' is not one of in-progress, not-started, completed",
+            "fabric in-progress --gpu 2",
+        ),
+        (("xid", "x"), "xid takes a number: the driver reports this XID", "xid 79 --gpu 0"),
+        (("lost", "7", "--gpu", "1"), "lost takes no value, and '7' was given", "lost --gpu 1"),
+        (("mig",), "mig takes a layout such as 3g.20gb/1g.5gb*4, or off", "mig 3g.20gb/1g.5gb*4 --gpu 0"),
+    ],
+)
+def test_refused_fault_has_a_whole_command_as_example(
+    words: tuple[str, ...], message: str, example: str
+) -> None:
+    ran = gpunode("plugin", "inject", *words)
+    hint = f"hint: for example: gpunode plugin inject {example}\n"
+    assert (ran.code, ran.err) == (2, f"error: {message}\n{hint}")
+
+
+def test_broken_script_is_named_with_what_a_line_is(tmp_path: Path) -> None:
+    script = tmp_path / "s"
+    line = 'each line is a fault such as {"gpu": 3, "xid": 79}\n'
+    for data, says in (
+        (b"\n\xff\xfe", ":2: not UTF-8"),
+        (b"[]", ":1: not a JSON object"),
+        (b"{", ":1: not JSON: "),
+    ):
+        script.write_bytes(data)
+        ran = gpunode("plugin", "inject", "--script", str(script))
+        assert ran.err.startswith(f"error: {script}{says}") and ran.err.endswith(f"\nhint: {line}")
+    script.unlink()
+    ran = gpunode("plugin", "inject", "--script", str(script))
+    assert ran.err == f"error: {script} doesn't exist\nhint: name an existing file; {line}"
+
+
 def test_xid_names_an_existing_instance() -> None:
     node = SimulatedNode("a100:2,mig=3g.20gb/1g.5gb")
     gpu = node.inventory.gpus[1]
@@ -130,8 +170,9 @@ def test_xid_names_an_existing_instance() -> None:
         with pytest.raises(UsageError, match="GPU 1 has no such MIG instance") as refused:
             node.apply(wrong)
         assert refused.value.hint == f"--gi is one of {instances}, --ci 0"
-    with pytest.raises(UsageError, match="GPU 0 has no such MIG instance"):
+    with pytest.raises(UsageError, match="GPU 0 has no such MIG instance") as refused:
         SimulatedNode("t4:1").apply(make_fault("xid", "94", "0", gi=1))
+    assert refused.value.hint == "make some: gpunode plugin inject mig LAYOUT --gpu 0"
 
 
 def test_script_runs_in_the_order_of_its_times() -> None:
