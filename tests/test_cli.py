@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import signal
 import subprocess
@@ -586,6 +587,14 @@ def test_closed_stream_is_not_an_error_and_no_file_gets_the_output(
     done = subprocess.run(line, capture_output=True, env=clean_environment(), text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert (done.stdout == "") == (">&-" in closed.split())
+
+
+def test_bytes_of_the_command_line_that_are_not_utf8_are_printed_as_bytes(tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff\xfename")
+    assert gpunode("explain", name).err.startswith("error: unknown check 'bad\\xff\\xfename'\n")
+    directory = f"{tmp_path}/{name}"
+    missing = f"error: --root {tmp_path}/bad\\xff\\xfename is not a directory\n"
+    assert gpunode("doctor", "--root", directory).err.startswith(missing)
 
 
 def test_error_names_the_root_of_its_path(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ _UNSEEN = {
     for code in range(*part)
 }
 """Characters that JSON may contain unescaped and a terminal interprets: DEL, C1 controls, text direction."""
+_BYTE = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\udc([89a-f][0-9a-f])")
+"""How Python escapes a byte that is not UTF-8; not the second half of a character in JSON."""
 _FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
 SHOWN_SECONDS = 1.0
 """A step that takes no longer is not shown."""
@@ -204,7 +206,7 @@ def _is_changing() -> bool:
 
 def printable(text: str) -> str:
     """The text with control characters escaped; newlines and tabs stay, undecodable bytes are escaped."""
-    encoded = text.encode("utf-8", "backslashreplace").decode()
+    encoded = _BYTE.sub(r"\\x\1", text.encode("utf-8", "backslashreplace").decode())
     return "".join(char if char in "\n\t" or char.isprintable() else ascii(char)[1:-1] for char in encoded)
 
 

@@ -110,7 +110,8 @@ def test_text_from_a_file_cannot_control_the_terminal(capsys: pytest.CaptureFixt
     render(Result("X", blocks=(Text("evil \x1b]0;title\x07 \x1b[2J"),)), Output.TABLE, Color.NEVER)
     assert "\x1b" not in capsys.readouterr().out
     assert printable("tab\tnewline\nbell\x07") == "tab\tnewline\nbell\\x07"
-    assert printable("half \udc80 byte") == "half \\udc80 byte"
+    assert printable("half \udc80 byte") == "half \\x80 byte"
+    assert printable(r"\ud83d\udc80") == r"\ud83d\udc80"  # one character, as JSON escapes it
 
 
 def test_no_control_character_in_json_reaches_the_terminal() -> None:
