@@ -14,7 +14,7 @@ from gpunode.facts.daemons import Daemon
 from gpunode.facts.driver import loaded_module, version_numbers
 from gpunode.facts.systemd import UNIT_DIRECTORIES, read_unit
 from gpunode.host import Host
-from gpunode.output.result import some_of
+from gpunode.output.result import many
 
 STANDARD = "/var/run/cdi/nvidia.yaml"
 NVIDIA_UNITS = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
@@ -225,5 +225,6 @@ def _listed_device(
     if winner is not spec:
         return ListedDevice(name, spec.path, "hidden", f"{winner.path} wins")
     if stale:
-        return ListedDevice(name, spec.path, "stale", some_of(stale, 1))
+        more = f"; {many(len(stale) - 1, 'more outdated part')}" if len(stale) > 1 else ""
+        return ListedDevice(name, spec.path, "stale", stale[0] + more)
     return ListedDevice(name, spec.path, "usable")

@@ -230,8 +230,9 @@ def cdi_generate(
     refuse_conflict(conflicts)
     action = write(host, path, data)
     notes = (*built.notes, *remarks(conflicts))
+    where = "" if host.live else f" (under --root {host.root})"
     blocks = (
-        Text(f"{path} {action}", Style.PLAIN if action == "unchanged" else Style.GOOD),
+        Text(f"{path} {action}{where}", Style.PLAIN if action == "unchanged" else Style.GOOD),
         devices_line(built),
     )
     return Result("CdiSpec", _data(path, action, file_format, built.spec), messages=notes, blocks=blocks)

@@ -561,6 +561,17 @@ def states(root):
     return {(one["path"], one["name"]): one["state"] for one in data["devices"]}
 
 
+def test_only_the_first_reason_of_a_stale_device_is_shown_in_words(tmp_path):
+    root = recorded_host("cdi-spec-stale", tmp_path / "m").root
+    devices = gpunode("cdi", "list", "--root", str(root), "-o", "json").document["data"]["devices"]
+    assert devices[0]["reason"].endswith(": the loaded driver is 580.159.03; 2 more outdated parts")
+
+
+def test_file_below_the_root_is_named_with_it(recorded):
+    ran = gpunode("cdi", "generate", "--root", str(recorded), "--output-file", "/tmp/c.yaml")
+    assert ran.out.startswith(f"/tmp/c.yaml created (under --root {recorded})\n"), ran.err
+
+
 def test_later_directory_wins_and_duplicates_in_one_directory_conflict(recorded):
     refresh(recorded)
     ours, etc = "/" + STANDARD, "/etc/cdi/nvidia.yaml"
