@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from fixtures.machines import recorded_host
 from gpunode import __version__
 from gpunode.cli import COMMANDS, app
 from gpunode.commands.demo import build_demo_node
@@ -481,7 +483,8 @@ def test_rollback_with_an_empty_journal_refers_to_reset_and_no_list(tmp_path: Pa
     assert (ran.code, ran.out) == (2, "")
     assert ran.err == (
         f"error: nothing to roll back: /var/lib/gpunode/journal has no entries (under --root {tmp_path})\n"
-        "hint: no change was recorded here; look for other traces of gpunode: gpunode reset --dry-run\n"
+        "hint: no change was recorded here; look for other traces of gpunode: "
+        f"gpunode --root {tmp_path} reset --dry-run\n"
     )
 
 
@@ -605,3 +608,21 @@ def test_error_names_the_root_of_its_path(tmp_path: Path) -> None:
     assert gpunode(*show).err.startswith(f"error: {config}:1:1: invalid value (under --root {tmp_path})\n")
     typed = gpunode(*show, "--config", config)  # as the user named it
     assert typed.err.startswith(f"error: {config}:1:1: invalid value\n")
+
+
+def test_hint_that_names_a_file_has_the_root(tmp_path: Path) -> None:
+    root = recorded_host("docker-config-invalid-json", tmp_path / "node").root
+    ran = gpunode("configure-runtime", "--runtime", "docker", "--root", str(root))
+    edit = f"${{EDITOR:-vi}} +4 /etc/docker/daemon.json (under --root {root})"
+    assert ran.err.endswith(f"\nhint: correct that line: {edit}\n"), ran.err
+
+
+def test_hint_has_the_root_in_each_command_of_gpunode(tmp_path: Path) -> None:
+    root = recorded_host("driver-lib-mismatch", tmp_path / "a node").root
+    bundle = tmp_path / "b.tar.gz"
+    assert gpunode("report", "--root", str(root), "--output-file", str(bundle)).code == 0
+    for place in (root, bundle):
+        ran = gpunode("gpus", "--root", str(place))
+        assert ran.err.endswith(f"hint: find out why: gpunode --root {shlex.quote(str(place))} doctor\n")
+    ran = gpunode("gpus", env={"GPUNODE_ROOT": str(root)})
+    assert ran.err.endswith("hint: find out why: gpunode doctor\n")

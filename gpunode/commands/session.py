@@ -9,9 +9,9 @@ import select
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
@@ -61,6 +61,9 @@ HELD = (signal.SIGHUP, signal.SIGUSR1)
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _PATH = re.compile(r"(?<![\w.:/-])/[a-z]+/[\w./@-]*\w")
 """An absolute path in a message."""
+_NO_ROOT = frozenset({"completion", "demo", "explain", "help", "manifests", "report", "schema", "version"})
+"""Commands that a hint names without --root: they look at no machine, or are to be run on the machine
+itself."""
 
 
 # The global options, and the decorator that makes a function a command.
@@ -183,7 +186,8 @@ def verb(
                     check_environment(context, {name: os.environ[name] for name in names})
                 return function(session, **options)
 
-            run = partial(_run, kind, chosen, _variables(context), checked)
+            names = set(getattr(context.find_root().command, "commands", ())) - _NO_ROOT
+            run = partial(_run, kind, chosen, _variables(context), names, checked)
             raise SystemExit(_serve(run) if service(options) else _interruptible(run))
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -271,9 +275,14 @@ def _serve(run: Callable[[], int]) -> int:
 
 
 def _run(
-    kind: str, options: GlobalOptions, variables: Variables, command: Callable[[Session], Result]
+    kind: str,
+    options: GlobalOptions,
+    variables: Variables,
+    names: Set[str],
+    command: Callable[[Session], Result],
 ) -> int:
-    """Run one command; every outcome becomes a rendered result and an exit code."""
+    """Run one command; every outcome becomes a rendered result and an exit code. `names` are those of the
+    commands that hints may name."""
     report = partial(_report, kind, options, variables)
     output = options.format
     try:
@@ -281,8 +290,15 @@ def _run(
             raise UsageError(f"this command has no -o {output}", hint="only gpunode doctor has; use -o json")
         if options.quiet and options.verbose:
             raise UsageError("--quiet and --verbose exclude each other", hint="give one of them")
-        with _session(kind, options) as session:
+        root = (options.root or Path("/")).absolute().resolve()
+        at_root = partial(_at_root, root, names)
+        with _session(kind, options, root, at_root) as session:
             result = command(session)
+            result = replace(
+                result,
+                messages=tuple(map(at_root, result.messages)),
+                errors=tuple(info._replace(hint=at_root(info.hint)) for info in result.errors),
+            )
         if result.file:
             _write(result, options)
     except GpunodeError as error:
@@ -334,12 +350,14 @@ def _write(result: Result, options: GlobalOptions) -> None:
 
 
 @contextmanager
-def _session(kind: str, options: GlobalOptions) -> Iterator[Session]:
+def _session(
+    kind: str, options: GlobalOptions, root: Path, at_root: Callable[[str], str]
+) -> Iterator[Session]:
     from gpunode.host import Host
 
     progress = StderrProgress(bool(options.verbose), bool(options.quiet))
-    with _root(kind, (options.root or Path("/")).absolute().resolve()) as root:
-        host = Host(root, dict(os.environ), progress.trace)
+    with _root(kind, root) as directory, _named_in_errors(root, at_root):
+        host = Host(directory, dict(os.environ), progress.trace)
         _ = host.recording  # a malformed recording is one error now, not one in every check
         yield Session(host, progress, kind, options)
 
@@ -361,7 +379,7 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
                 f"--root {root} is a file, and a support bundle can only be looked at",
                 hint=f"gpunode doctor --root {root}",
             )
-        with unpacked(root) as machine, _named_in_errors(root):
+        with unpacked(root) as machine:
             yield machine
         return
     if not is_directory:
@@ -369,22 +387,34 @@ def _root(kind: str, root: Path) -> Iterator[Path]:
             f"--root {root} is not a directory",
             hint="give the directory that holds etc, sys and proc, or a bundle of gpunode report",
         )
-    with _named_in_errors(root):
-        yield root
+    yield root
 
 
 @contextmanager
-def _named_in_errors(root: Path) -> Iterator[None]:
-    """Add the root to an error that names a file, because the file is below it. A path of the command line
-    stays as it was typed; it may be of this machine."""
+def _named_in_errors(root: Path, at_root: Callable[[str], str]) -> Iterator[None]:
+    """Add the root to a message and a hint that name a file, because the file is below it. A path of the
+    command line stays as it was typed; it may be of this machine."""
     try:
         yield
     except GpunodeError as error:
         typed = " ".join(sys.argv[1:])
-        paths = [path for path in _PATH.findall(error.message) if path not in typed]
-        if root != Path("/") and paths and str(root) not in error.message:
-            error.message += f" (under --root {root})"
+
+        def named(text: str) -> str:
+            paths = [path for path in _PATH.findall(text) if path not in typed]
+            return f"{text} (under --root {root})" if paths and str(root) not in text else text
+
+        if root != Path("/"):
+            error.message, error.hint = named(error.message), named(at_root(error.hint))
         raise
+
+
+def _at_root(root: Path, names: Set[str], text: str) -> str:
+    """The text with --root in gpunode's commands `names`, so that they act on that machine, unless they
+    compare files or GPUNODE_ROOT is set to it."""
+    if root == Path("/") or not names or str(root) == os.environ.get("GPUNODE_ROOT"):
+        return text
+    command = rf"\bgpunode(?= (?:{'|'.join(names)})\b)(?![^,;|&]* --(?:compare|root) )"
+    return re.sub(command, lambda _: f"gpunode --root {shlex.quote(str(root))}", text)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:

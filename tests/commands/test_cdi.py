@@ -258,7 +258,7 @@ def test_duplicate_file_for_the_same_devices_is_refused(recorded):
     ran = refresh(recorded)
     error = ran.document["errors"][0]
     assert (ran.code, error["code"]) == (3, "cdi-conflict")
-    assert "rm /var/run/cdi/other.yaml" in error["hint"]
+    assert f"rm /var/run/cdi/other.yaml, or write over it: gpunode --root {recorded} " in error["hint"]
     assert not path.exists()
 
 
@@ -425,14 +425,15 @@ def test_only_chosen_devices_are_described(recorded):
 @pytest.mark.parametrize(
     ("name", "error", "hint"),
     [
-        ("driver-lib-mismatch", "(NVML 18)", "gpunode doctor --only driver-lib-mismatch"),
-        ("nvml-hang", "the GPUs can't be listed", "gpunode doctor"),
+        ("driver-lib-mismatch", "(NVML 18)", "gpunode --root ROOT doctor --only driver-lib-mismatch"),
+        ("nvml-hang", "the GPUs can't be listed", "gpunode --root ROOT doctor"),
         ("wsl2-linux-driver", "not those of wsl2", "nvidia-ctk cdi generate --mode=wsl"),
     ],
 )
 def test_reason_is_reported_if_the_gpus_cannot_be_described(name, error, hint, tmp_path):
-    ran = gpunode("cdi", "generate", "--root", str(recorded_host(name, tmp_path / "m").root))
-    assert ran.code != 0 and error in ran.err and hint in ran.err
+    root = str(recorded_host(name, tmp_path / "m").root)
+    ran = gpunode("cdi", "generate", "--root", root)
+    assert ran.code != 0 and error in ran.err and hint.replace("ROOT", root) in ran.err
 
 
 def test_mig_device_is_chosen_by_its_index(tmp_path):

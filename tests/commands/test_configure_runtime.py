@@ -532,7 +532,8 @@ def test_file_that_cannot_be_edited_names_the_change_to_make_manually(root: Path
             f"error: /{CONTAINERD} can't be edited without changing other settings; it was not changed "
             f"(under --root {root})",
             f"hint: in /{CONTAINERD}, below [{containerd}.runtimes.nvidia] set {kind}, and below "
-            f"[{containerd}.runtimes.nvidia] set {options}; then run the same command again",
+            f"[{containerd}.runtimes.nvidia] set {options}; then run the same command again "
+            f"(under --root {root})",
         ],
     )
     (root / CONTAINERD).write_text(
@@ -582,10 +583,10 @@ def test_rollback_of_an_edited_file_names_the_command_that_keeps_the_edit(root: 
     assert gpunode("--root", str(root), "configure-runtime", "--runtime", "docker", *option.split()).code == 0
     (root / DOCKER).write_text(json.dumps({**json.loads((root / DOCKER).read_text()), "debug": True}))
     ran = gpunode("--root", str(root), "rollback")
-    command = f"gpunode unconfigure-runtime --runtime docker{option}"
+    command = f"gpunode --root {root} unconfigure-runtime --runtime docker{option}"
     assert ran.code == 1 and "changed after" in ran.err
     assert ran.err.splitlines()[1] == f"hint: to remove only the runtime: {command}"
-    assert gpunode("--root", str(root), *command.split()[1:]).code == 0
+    assert gpunode(*command.split()[1:]).code == 0
     assert json.loads((root / DOCKER).read_text()) == {"debug": True}
 
 
@@ -619,7 +620,7 @@ def test_missing_toolkit_offers_cdi_only_where_the_engine_has_it(
     if release:
         set_release(root, release)
     ran = gpunode("--root", str(root), "configure-runtime", "--runtime", runtime)
-    hint = "hint: install the NVIDIA Container Toolkit: gpunode toolkit install, "
+    hint = f"hint: install the NVIDIA Container Toolkit: gpunode --root {root} toolkit install, "
     hint += "" if offered else "or "
     hint += "name the program: --nvidia-runtime-path PATH"
     hint += ", or do without it: --cdi\n" if offered else "\n"

@@ -131,7 +131,7 @@ def test_show_reports_a_damaged_backup(node: Path) -> None:
 def test_unknown_entry_is_a_usage_error(node: Path) -> None:
     ran = journal(node, "show", "20200101T000000Z-nothing")
     assert ran.code == 2
-    assert ran.document["errors"][0]["hint"] == "list them: gpunode journal list"
+    assert ran.document["errors"][0]["hint"] == f"list them: gpunode --root {node} journal list"
 
 
 def test_empty_journal_lists_without_error(tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def test_get_names_settings_that_the_toolkit_does_not_accept(file: Path, run: Ru
     assert ran.code == 1
     assert "allowed values are auto, cdi, csv, jit-cdi, legacy, not 'cdy'" in ran.err
     assert "did you mean nvidia-container-cli.no-cgroups?" in ran.err
-    assert "hint: take it out: gpunode toolkit config unset nvidia-container-cli.no-cgroup\n" in ran.err
+    command = f"gpunode --root {file.parents[2]} toolkit config unset nvidia-container-cli.no-cgroup"
+    assert f"hint: take it out: {command}\n" in ran.err
     assert run("unset", "nvidia-container-cli.no-cgroup").code == 0
     assert "no-cgroup" not in file.read_text()
 
@@ -260,11 +261,14 @@ def test_own_file_of_a_user_is_changed_without_root() -> None:
         assert (place.read_text(), place.stat().st_uid) == (PACKAGED, UID)
 
 
-def test_value_is_checked_before_the_file_is_searched(run: Run) -> None:
+def test_value_is_checked_before_the_file_is_searched(run: Run, tmp_path: Path) -> None:
     ran = run("set", f"{MODE}=cid")
     assert ran.code == 2 and ran.err.startswith(f"error: {MODE}: allowed values are auto"), ran.err
     missing = run("set", f"{MODE}=cdi")
-    assert (missing.code, "install it: gpunode toolkit install" in missing.err) == (3, True)
+    assert (missing.code, f"install it: gpunode --root {tmp_path} toolkit install" in missing.err) == (
+        3,
+        True,
+    )
 
 
 def test_get_of_a_named_file_that_does_not_exist_is_an_error(run: Run) -> None:

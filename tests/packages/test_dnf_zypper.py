@@ -352,6 +352,6 @@ def test_toolkit_is_kept_while_an_engine_uses_the_runtime(tmp_path, runtimes):
     done = gpunode("toolkit", "remove", "--dry-run", "--root", str(root))
     if runtimes == "nvidia":
         assert done.code == 3 and "docker has the runtime nvidia (/etc/docker/daemon.json)" in done.err
-        assert "gpunode unconfigure-runtime --runtime docker" in done.err
+        assert f"gpunode --root {root} unconfigure-runtime --runtime docker" in done.err
     else:
         assert done.code == 0 and f"remove --noautoremove {' '.join(PACKAGES)}" in done.out

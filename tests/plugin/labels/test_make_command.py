@@ -236,7 +236,7 @@ def test_missing_gpu_and_unresponsive_gpu(tmp_path: Path) -> None:
     ran = gpunode("labels", "--root", str(tmp_path))
     assert ran.code == 1
     assert "the GPUs can't be labelled: driver not loaded" in ran.err
-    assert "hint: find out why: gpunode doctor" in ran.err
+    assert f"hint: find out why: gpunode --root {tmp_path} doctor" in ran.err
     assert gpunode("labels", "--root", str(tmp_path), "--fail-on-init-error=false").code == 0
 
 
