@@ -35,7 +35,7 @@ VOLATILE = (
     (re.compile(r"time=\S+"), "time=..."),
     (re.compile(r"gfd\.timestamp=\d+"), "gfd.timestamp=N"),
     # the age of the reference tables
-    (re.compile(r"\d+ days? old"), "N days old"),
+    (re.compile(r"\d+ days? (old|ago)(: newer ones are unknown)?"), "N days \\1"),
     (re.compile(r" +"), " "),
 )
 
