@@ -268,7 +268,7 @@ def blocks(plan: DriverPlan, *, refusals: bool = True) -> Iterator[Block]:
             (
                 package.name,
                 package.installed or "-",
-                package.version or "newest of the branch",
+                package.version or (package.exact and plan.version) or "newest of the branch",
                 package.origin or "-",
             )
             for package in plan.packages

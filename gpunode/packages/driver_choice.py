@@ -197,8 +197,7 @@ def against_unknown(situation: Situation, branch: int) -> Refusal:
     return Refusal(
         "branch-unknown",
         f"branch {branch} is unknown: no table of gpunode and no repository here has it",
-        f"known for these GPUs: {', '.join(map(str, fit))}; for a newer one, add its repository"
-        " or give its --version",
+        f"known for these GPUs: {', '.join(map(str, fit))}; for a newer one, add its repository",
     )
 
 

@@ -136,13 +136,13 @@ def install_commands(
     headers: Sequence[PackageRequest],
     manager: Manager,
     *,
-    branch: int,
+    limit: str,
     switching: bool,
 ) -> tuple[Command, ...]:
     """Headers first, so that DKMS finds them; then the pin of the branch; then all of the driver at once.
 
-    Packages of which the version isn't known yet are limited to the `branch`: a bare name would install the
-    newest driver.
+    Packages of which the version isn't known yet are limited to the branch or version `limit`: a bare name
+    would install the newest driver.
     """
     commands = [manager.install(headers)] if headers else []
     pins = [
@@ -151,9 +151,9 @@ def install_commands(
         if is_pin(package.name) and (not package.version or package.installed != package.version)
     ]
     rest = [package for package in packages if not is_pin(package.name)]
-    commands += [manager.install(_requests(pins, branch))] if pins else []
+    commands += [manager.install(_requests(pins, limit))] if pins else []
     older = any(package.installed and package.installed != package.version for package in rest)
-    install = manager.install(_requests(rest, branch), downgrade=older and manager.name != "dnf")
+    install = manager.install(_requests(rest, limit), downgrade=older and manager.name != "dnf")
     commands.append(_erasing(install, manager) if switching else install)
     return tuple(commands)
 
@@ -163,9 +163,9 @@ def is_pin(name: str) -> bool:
     return "-pinning-" in name
 
 
-def _requests(packages: Sequence[DriverPackage], branch: int) -> tuple[PackageRequest, ...]:
+def _requests(packages: Sequence[DriverPackage], limit: str) -> tuple[PackageRequest, ...]:
     return tuple(
-        PackageRequest(package.name, package.version, branch if package.exact else 0) for package in packages
+        PackageRequest(package.name, package.version, limit if package.exact else "") for package in packages
     )
 
 
@@ -443,12 +443,12 @@ def _with_packages(
     way = _way(situation, route, choice, states, known)
     names = package_names(situation, route, choice, way)
     resolved = resolve(names, states, choice, route, wish) if known else _unresolved(names, situation, wish)
-    if not resolved.version and not choice.refusals and not is_known(choice.branch):
+    if not (known and resolved.version) and not choice.refusals and not is_known(choice.branch):
         resolved = PackageSelection(refusals=(against_unknown(situation, choice.branch),))
     needs = to_build(situation, route, headers, states) if way == DKMS else ((), ())
     signed = way == PREBUILT or (route.name == "suse" and choice.flavour == OPEN)
     refusals = (*base.refusals, *resolved.refusals, *against_module(situation, signed=signed), *needs[1])
-    decisions = (*base.decisions, *_decisions(situation, way, resolved, headers, known=known))
+    decisions = (*base.decisions, *_decisions(situation, wish, way, resolved, headers, known=known))
     notes = (*base.notes, *resolved.notes, *_fits(situation, base), *((why,) if why else ()))
     if states and not known and resolved.packages:
         notes += ("exact versions are known once the package manager has read the repository",)
@@ -496,7 +496,7 @@ def _with_commands(plan: DriverPlan, situation: Situation, wish: Wish, work: _St
     stream, stream_back = streams(situation, route, choice, manager)
     preparing = (*make_known(route, manager), *stream)
     installs = install_commands(
-        plan.packages, work.headers, manager, branch=choice.branch, switching=switching
+        plan.packages, work.headers, manager, limit=wish.version or str(choice.branch), switching=switching
     )
     if wish.hold:
         plan = plan._replace(refusals=(*plan.refusals, *unable_to_hold(manager)))
@@ -589,6 +589,7 @@ def _unresolved(names: Sequence[Name], situation: Situation, wish: Wish) -> Pack
 
 def _decisions(
     situation: Situation,
+    wish: Wish,
     way: str,
     resolved: PackageSelection,
     headers: Mapping[str, PackageRequest],
@@ -597,9 +598,11 @@ def _decisions(
 ) -> tuple[Decision, ...]:
     decisions = []
     if resolved.version:
-        decisions.append(
-            Decision("version", resolved.version, "the newest that every package here has", "package manager")
-        )
+        reason, source = "the newest that every package here has", "package manager"
+        if wish.version:
+            lookup = "every package here has it" if known else "not looked up"
+            reason, source = f"requested on the command line; {lookup}", f"--version {wish.version}"
+        decisions.append(Decision("version", resolved.version, reason, source))
     if way == PREBUILT:
         reason = "the archive has modules for Ubuntu's kernels"
         source = "package manager" if known else known_as_of(PACKAGES)

@@ -78,16 +78,18 @@ def matches(version: str, desired: str) -> bool:
 class PackageRequest(NamedTuple):
     """A package to install, at the manager's whole version.
 
-    Where no version is known: the newest of the driver `branch`, or the candidate if that is 0.
+    Where that isn't known: the newest of `limit`, which is a driver branch (580) or version (580.159.03), or
+    the candidate without one.
     """
 
     name: str
     version: str = ""
-    branch: int = 0
+    limit: str = ""
 
     def named(self, sign: str) -> str:
-        """The argument for apt and dnf, with the manager's `sign` before a version or a branch's pattern."""
-        version = self.version or (f"{self.branch}.*" if self.branch else "")
+        """The argument for apt and dnf, with the manager's `sign` before a version or the limit's pattern."""
+        pattern = f"{self.limit}-*" if "." in self.limit else f"{self.limit}.*"
+        version = self.version or (pattern if self.limit else "")
         return f"{self.name}{sign}{version}" if version else self.name
 
 

@@ -106,6 +106,7 @@ class Zypper(Rpm):
 
 def _version_limits(package: PackageRequest) -> tuple[str, ...]:
     """zypper has no pattern for versions, but accepts two limits for one package."""
-    if not package.version and package.branch:
-        return (f"{package.name}>={package.branch}", f"{package.name}<{package.branch + 1}")
+    if not package.version and (limit := package.limit):
+        end = f"{limit}.0" if "." in limit else int(limit) + 1  # 595.91.07_k6.4 sorts before 595.91.07.0
+        return (f"{package.name}>={limit}", f"{package.name}<{end}")
     return (f"{package.name}={package.version}" if package.version else package.name,)

@@ -661,7 +661,29 @@ def test_newer_branch_that_a_repository_has_is_not_refused(tmp_path: Path) -> No
     data = plan(built(tmp_path, "driver-not-installed", {}), archive("999.10.02"), "--branch", "999")
     assert data["version"] == "999.10.02" and codes(data) == []
     root = built(tmp_path, "healthy-docker-rocky9", {})
-    assert codes(plan(root, Shelf({"dkms": EPEL}), "--version", "999.10.02")) == []
+    wish = ("--version", "999.10.02")
+    assert codes(plan(root, Shelf({"dkms": EPEL}), *wish)) == ["branch-unknown"]  # no repository was read
+    rhel = built(tmp_path / "repo", "healthy-docker-rocky9", {**BARE_REPO, **stream("999-open")})
+    data = plan(rhel, cuda_rpm("999.10.02"), *wish)
+    assert data["version"] == "999.10.02" and "branch-unknown" not in codes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("driver-not-installed", "'nvidia-utils-580-server=580.1.2-*'"),
+        ("healthy-crio-fedora", "'nvidia-driver-cuda-580.1.2-*'"),
+        ("healthy-suse-kubelet", "'nvidia-compute-utils-G06>=580.1.2' 'nvidia-compute-utils-G06<580.1.2.0'"),
+    ],
+)
+def test_version_that_was_not_looked_up_is_pinned(tmp_path: Path, name: str, expected: str) -> None:
+    root = str(built(tmp_path, name, {}))  # no answer of a package manager is recorded
+    ran = gpunode("driver", "plan", "--version", "580.1.2", "--root", root)
+    assert expected in ran.out and "580.*" not in ran.out
+    assert "requested on the command line; not looked up (--version 580.1.2)" in ran.out
+    assert "every package here has" not in ran.out
+    unknown = gpunode("driver", "plan", "--version", "999.9.9", "--root", root)
+    assert "branch 999 is unknown" in unknown.out and "apt-get" not in unknown.out
 
 
 def test_unknown_flavour_is_refused_before_the_machine_is_examined(tmp_path: Path) -> None:
