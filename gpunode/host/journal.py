@@ -195,17 +195,22 @@ class Journal:
         return cls(host, f"{state_directory(host)}/journal")
 
     def begin(self, operation: str, edits: Sequence[FileEdit], context: Mapping[str, Any]) -> Entry:
-        """Copy every file, then write the manifest; no file is changed before this returns."""
+        """Copy every file, then write the manifest; no file is changed before this returns. An entry that
+        can't be begun is removed."""
         self.host.make_dirs(self.directory, mode=0o700)
         name = self._new_name(operation)
         directory = f"{self.directory}/{name}"
-        self.host.make_dirs(directory, mode=0o700)
-        files = [plain(self._back_up(directory, number, edit)) for number, edit in enumerate(edits)]
-        number = max((entry.sequence for entry in self.entries()), default=0) + 1
-        manifest = {"id": name, "sequence": number, "operation": operation, "state": "begun"}
-        manifest |= {**context, "files": files}
-        entry = Entry.of(name, directory, manifest)
-        self._write(entry)
+        try:
+            self.host.make_dirs(directory, mode=0o700)
+            files = [plain(self._back_up(directory, number, edit)) for number, edit in enumerate(edits)]
+            number = max((entry.sequence for entry in self.entries()), default=0) + 1
+            manifest = {"id": name, "sequence": number, "operation": operation, "state": "begun"}
+            manifest |= {**context, "files": files}
+            entry = Entry.of(name, directory, manifest)
+            self._write(entry)
+        except BaseException:  # also an interruption
+            self.host.remove_tree(directory)
+            raise
         return entry
 
     def _new_name(self, operation: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -299,3 +300,18 @@ def test_empty_journal_of_an_ordinary_user_hints_at_the_nodes() -> None:
         0,
         "this is your own journal; for the node's run it with sudo\n",
     )
+
+
+def test_full_disk_leaves_no_damaged_entry(node: Path) -> None:
+    place = node / "var/lib/gpunode"
+    script = f"mount -t tmpfs -o size=4k full {place} && printf x > {place}/full && "
+    edit = command("toolkit", "config", "set", f"{MODE}=auto", "--root", str(node))
+    script += (
+        f'{shlex.join(edit)}; echo "rc $?"; {shlex.join(command("journal", "list", "--root", str(node)))}'
+    )
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    ran = subprocess.run(argv, env=clean_environment(), capture_output=True, text=True, check=False)
+    if "rc " not in ran.stdout:
+        pytest.skip("needs the right to mount")
+    assert "rc 1" in ran.stdout and "No space left on device" in ran.stderr, ran.stderr
+    assert "damaged" not in ran.stderr
