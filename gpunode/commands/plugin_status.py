@@ -297,10 +297,18 @@ def blocks(data: PluginStatus) -> tuple[Block, ...]:
         page += _units(data.units)
     page += _faults(data)
     if not data.resources and not data.units:
+        if data.kubelet in ("listening", "unknown") and not _kubelet_answered(data):
+            return (*page, Text("the kubelet did not say which resources it has", Style.WARN))
         page.append(Text("no GPU resource is registered with the kubelet", Style.WARN))
         if data.kubelet == "listening" and (data.plugin is None or data.plugin.state in ("ended", "gone")):
             page.append(Text("  gpunode plugin serve", Style.COMMAND))
     return tuple(page)
+
+
+def _kubelet_answered(data: PluginStatus) -> bool:
+    return any(
+        source.name in ("allocatable", "checkpoint") and source.state == "read" for source in data.sources
+    )
 
 
 def _heads(data: PluginStatus) -> Iterator[Text]:
@@ -442,7 +450,8 @@ def _faults(data: PluginStatus) -> Iterator[Block]:
             state = _DEAD if socket.state == "refused" else socket.state
             yield Text(f"{socket.path}: {state}", Style.WARN)
     for source in data.sources:
-        if source.state == "failed":
+        unanswered = source.name in ("pods", "allocatable") and not _kubelet_answered(data)
+        if source.state == "failed" or (unanswered and source.problem):
             yield Text(f"{source.name}: {source.problem}", Style.WARN)
             if source.hint:
                 yield Text(f"  {source.hint}", Style.COMMAND)

@@ -254,6 +254,7 @@ class _Places:
     """Index and model of a unit that our plugin didn't report, from NVML's inventory."""
 
     def __init__(self, known: Known) -> None:
+        self._answered = known.allocatable is not None
         self._gpus = known.inventory.gpus if known.inventory else ()
         self._units: dict[str, OwnUnit] = {}
         for gpu in self._gpus:
@@ -273,7 +274,7 @@ class _Places:
         return self._units.get(unit_id) or _bare_unit(unit_id, unit_id)
 
     def unadvertised(self, units: Iterable[UnitStatus], left_out: Iterable[LeftOut]) -> list[UnitStatus]:
-        """The GPUs that no plugin offers, not even in part."""
+        """The GPUs that no plugin offers, not even in part; only the kubelet knows every plugin's."""
         offered = {name for unit in units for name in (unit.id, unit.gpu, self.find(unit.id).gpu)}
         reasons = {name: item.reason for item in left_out for name in (item.id, item.index) if name}
         return [
@@ -285,12 +286,13 @@ class _Places:
                 gpu.name,
                 "",
                 0,
-                0,
-                "not-advertised",
-                _why(reasons.get(gpu.uuid) or reasons.get(str(gpu.index)) or gpu.error),
+                0 if self._answered else None,
+                "not-advertised" if self._answered or reason else "unknown",
+                _why(reason or gpu.error),
             )
             for gpu in self._gpus
             if gpu.uuid not in offered
+            for reason in (reasons.get(gpu.uuid) or reasons.get(str(gpu.index)),)
         ]
 
 
@@ -298,7 +300,7 @@ def _bare_unit(unit_id: str, gpu: str, index: str = "", name: str = "", profile:
     return OwnUnit(unit_id, gpu, index, name, profile, "", 0, 1, 1, None)
 
 
-def _why(reason: str) -> DeviceProblem | None:
+def _why(reason: str | None) -> DeviceProblem | None:
     return DeviceProblem("left-out", reason) if reason else None
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from fixtures.machines import recorded_host
 from gpunode.commands.plugin_status import troubles
 from gpunode.plugin.model import LeftOut
 from gpunode.plugin.observe.status_file import OwnStatus
 from gpunode.plugin.observe.status_report import DeviceProblem, Known, UnitStatus, make_report
+from tests.cli import gpunode
 
 SINCE = "2026-05-01T13:37:00Z"
 
@@ -38,3 +42,14 @@ def test_reasons_of_a_plugin_that_no_longer_runs_are_not_reported(state: str, re
     left_out = LeftOut("2", "GPU-2", "no include pattern matches")
     own = OwnStatus(state, "0.1.0", 1, 0.0, 0.0, 0.0, True, "", "", {}, (), (left_out,))
     assert make_report(Known(own)).left_out == ((left_out,) if reported else ())
+
+
+def test_gpus_are_unknown_where_the_kubelet_was_not_queried(tmp_path: Path) -> None:
+    reason = f"pods: no socket is contacted under --root {recorded_host('healthy-h100', tmp_path).root}"
+    ran = gpunode("plugin", "status", "--root", str(tmp_path))
+    assert ran.out.count(" unknown ") == 8 and "not advertised" not in ran.out
+    assert ran.out.splitlines()[-1] == reason
+    units = gpunode("plugin", "status", "--root", str(tmp_path), "-o", "json").document["data"]["units"]
+    assert {(one["health"], one["allocatable"]) for one in units} == {("unknown", None)}
+    empty = gpunode("plugin", "status", "--no-nvml", "--root", str(tmp_path)).out
+    assert reason in empty and "no GPU resource is registered" not in empty
