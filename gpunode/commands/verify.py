@@ -27,6 +27,7 @@ from gpunode.commands.options import (
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts.images import vector_add_image
+from gpunode.facts.pci import read_gpus
 from gpunode.gpu import vectoradd
 from gpunode.gpu.child import module_argv, signal_name
 from gpunode.gpu.probe import NvmlProbe, probe
@@ -61,7 +62,7 @@ def run(host: Host, progress: Progress, timeout: float = SECONDS) -> Result:
     none; errors name the cause and the fix."""
     nvml, desired = _probed(host, progress)
     if not host.live:
-        return _simulated(nvml, desired, progress)
+        return _simulated(host, nvml, progress)
     answer = ProgramAnswer(())
     if desired.runnable or not desired.settled:
         with progress.step("vector-add on host"):
@@ -93,10 +94,20 @@ def _proof(on: str, nvml: NvmlProbe, desired: DevicePlan, answer: ProgramAnswer,
     return _report(Verification(on, vectoradd.merge(desired, answer.devices), via=via), answer, messages)
 
 
-def _simulated(nvml: NvmlProbe, desired: DevicePlan, progress: Progress) -> Result:
-    """A recorded machine: the sums of its GPUs are computed on this CPU, and every result says so."""
+def _simulated(host: Host, nvml: NvmlProbe, progress: Progress) -> Result:
+    """A recorded machine: the sums of its GPUs are computed on this CPU, and every result says so.
+
+    As on the machine itself, NVML lists no GPU that another kernel driver controls, or none.
+    """
     if nvml.inventory is None:
         raise explain_failure(nvml)
+    drivers = {gpu.address: gpu.driver for gpu in read_gpus(host)}
+    gpus = tuple(gpu for gpu in nvml.inventory.gpus if drivers.get(gpu.pci, "nvidia") == "nvidia")
+    if nvml.inventory.gpus and not gpus:
+        others = ", ".join(sorted({driver for driver in drivers.values() if driver}))
+        why = f"{others} controls them" if others else "no driver controls them"
+        raise GpunodeError(f"no GPU can run CUDA: {why}", hint=_DOCTOR, code="no-device")
+    desired = vectoradd.plan(nvml.inventory._replace(gpus=gpus))
     with progress.step("vector-add, simulated"):
         done = tuple(
             vectoradd.vector_add((device.index, device.uuid, device.name) for device in desired.runnable)
@@ -231,6 +242,9 @@ def _blocks(data: Verification, answer: ProgramAnswer) -> tuple[Block, ...]:
     where = f"{data.on} ({data.via})" if data.via else data.on
     summary = f"Vector-add{size} on {where}: {good} of {len(devices)} devices right"
     style = Style.BAD if not good or any(map(_failed, devices)) else Style.GOOD
+    if any(device.message == vectoradd.NOTICE for device in devices):
+        summary = f"Simulated on the CPU for {good} of {len(devices)} devices: proves nothing about the GPUs"
+        style = Style.WARN if style is Style.GOOD else style
     return Table(("GPU", "NAME", "UUID", "MAX ERROR", "TIME", "RESULT"), rows), Text(summary, style)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fixtures.machines import recorded_host
 from fixtures.scenario import Fault, gpu_uuid, machine, mig_uuid, mixed_layout, with_mig
 from fixtures.stubs import stub_node
 from gpunode.commands import verify
@@ -174,6 +175,19 @@ def test_recorded_node_is_simulated_on_the_cpu_and_marked(tmp_path):
     assert (ran.code, [one["status"] for one in devices(ran)]) == (0, ["ok"] * 8)
     assert {one["message"] for one in devices(ran)} == {"simulated: computed on the CPU"}
     assert ran.document["messages"] == ["simulated: computed on the CPU"]
+    last = gpunode("verify", "--root", str(root)).out.splitlines()[-1]
+    assert last == "Simulated on the CPU for 8 of 8 devices: proves nothing about the GPUs"
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("nouveau-loaded", "nouveau controls them"), ("module-not-loaded", "no driver controls them")],
+)
+def test_recorded_node_without_the_nvidia_driver_fails(tmp_path, name, cause):
+    recorded_host(name, tmp_path)
+    ran = gpunode("verify", "--root", str(tmp_path))
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.splitlines()[0] == f"error: no GPU can run CUDA: {cause}"
 
 
 def test_recorded_node_without_nvml_fails_with_its_recorded_cause(tmp_path):
