@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,7 @@ def toolkit_remove(
 
 OPERATION = "toolkit-install"
 NEXT = "gpunode configure-runtime"
+_VERSION = re.compile(r"(\d+:)?\d+\.\d+\.\d+([-~][A-Za-z0-9.+~-]+)?", re.A)  # or a package's: 1.20.0~rc.1-1
 _FAMILY = ("nvidia-container-", "nvidia-docker", "libnvidia-container")
 _UNCHECKED = "signatures of packages in a directory are not checked: make sure that you trust their source"
 _UNREAD = "the newest versions are installed; their numbers are known once the repository has been read"
@@ -250,8 +252,7 @@ def _check(host: Host, options: InstallOptions) -> DesiredRepository:
             "--from takes the packages out of a directory, and no repository is added then",
             hint="leave out --repository and --key, or --from",
         )
-    plain = all(char.isascii() and (char.isalnum() or char in ".-~+:") for char in version)
-    if version and not (plain and version[0].isdigit()):
+    if version and not _VERSION.fullmatch(version):
         raise UsageError(f"{version!r} is not a version", hint="as in --version 1.20.0")
     if not key:
         return desired_repository(options.repository)

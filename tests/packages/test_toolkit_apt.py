@@ -349,6 +349,7 @@ def test_directory_with_missing_or_foreign_packages_is_refused(apt, repository, 
         (("--from", "/tmp", "--repository", "https://a.example.com"), "no repository is added"),
         (("--version", "1.20; true"), "is not a version"),
         (("--version", "newest"), "is not a version"),
+        *((("--version", version), "is not a version") for version in ("1.x", "1", "1.17.0.0", "1.17.0-")),
     ],
 )
 def test_contradicting_options_are_refused_before_any_change(apt, argv, message):
