@@ -8,7 +8,7 @@ import typer
 
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError
-from gpunode.gpu.model import Gpu, Inventory
+from gpunode.gpu.model import Gpu, Inventory, short_uuid
 from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.host import Host
 from gpunode.output.result import Block, Cell, ErrorInfo, ExitCode, Progress, Result, Style, Table, Text
@@ -62,7 +62,7 @@ def _rows(gpu: Gpu) -> Iterator[tuple[Cell | str, ...]]:
     yield (
         str(gpu.index),
         name,
-        gpu.uuid or "-",
+        Cell(gpu.uuid or "-", short=short_uuid(gpu.uuid)),
         gpu.pci or "-",
         _gib(gpu.memory_bytes),
         gpu.compute_capability or "-",
@@ -71,7 +71,8 @@ def _rows(gpu: Gpu) -> Iterator[tuple[Cell | str, ...]]:
     )
     for device in gpu.mig:
         position = f"{gpu.index}:{device.index}"
-        yield (position, f"  MIG {device.profile}", device.uuid, "", _gib(device.memory_bytes), "", "", "")
+        uuid = Cell(device.uuid, short=short_uuid(device.uuid))
+        yield (position, f"  MIG {device.profile}", uuid, "", _gib(device.memory_bytes), "", "", "")
 
 
 def _mig_state(gpu: Gpu) -> str:

@@ -25,6 +25,7 @@ from gpunode.commands.options import (
 )
 from gpunode.commands.session import Session, verb
 from gpunode.errors import GpunodeError, UsageError
+from gpunode.gpu.model import short_uuid
 from gpunode.host import Host
 from gpunode.kubernetes.access import Access
 from gpunode.mig.config import as_json, as_yaml, difference, empty_instances, export
@@ -351,7 +352,8 @@ def _rows(gpu: GpuLayout, placed: Sequence[GpuInstance]) -> Iterator[tuple[Cell 
             empty = Cell("no compute instance: unusable", Style.WARN)
             yield f"  {gi.id}", "-", gi.name, slots, memory, empty
         for ci in gi.compute:
-            yield f"  {gi.id}", str(ci.id), ci.profile, slots, memory, ci.uuid or "-"
+            uuid = Cell(ci.uuid or "-", short=short_uuid(ci.uuid))
+            yield f"  {gi.id}", str(ci.id), ci.profile, slots, memory, uuid
 
 
 def _gib(mib: int) -> str:

@@ -8,7 +8,6 @@ plugin sends each update to one stream).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -24,7 +23,7 @@ from gpunode.daemons.pod_resources import Holding, allocatable, list_pods
 from gpunode.errors import DaemonError, GpunodeError, PreconditionError, Unreadable
 from gpunode.facts.device_plugins import status_path
 from gpunode.facts.kubelet import NAME, Checkpoint, read_checkpoint
-from gpunode.gpu.model import Inventory
+from gpunode.gpu.model import Inventory, short_uuid
 from gpunode.gpu.probe import probe
 from gpunode.host import PLUGIN_STATE, Host
 from gpunode.output.result import Block, Cell, Progress, Result, Style, Table, Text
@@ -272,7 +271,6 @@ def _refuse_blind(reader: _Sources) -> None:
 
 _RESOURCES = ("RESOURCE", "CAPACITY", "ALLOCATABLE", "HELD", "SERVED BY")
 _UNITS = ("GPU", "MODEL", "DEVICE", "RESOURCE", "HEALTH", "HELD BY")
-_UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]{27}")
 _MODEL, _RESOURCE = 1, 3
 _HEALTH = {
     "healthy": Style.GOOD,
@@ -397,21 +395,15 @@ def _rows(units: tuple[UnitStatus, ...]) -> Iterator[tuple[Cell | str, ...]]:
         parent, part, _ = unit.index.partition(":")
         if part and parent not in whole:
             whole.add(parent)
-            yield (parent, unit.model, Cell(unit.gpu, Style.DIM, _short(unit.gpu)), "", "", "")
+            yield (parent, unit.model, Cell(unit.gpu, Style.DIM, short_uuid(unit.gpu)), "", "", "")
         yield (
             unit.index or "?",
             f"  MIG {unit.profile}" if unit.profile else unit.model or "?",
-            Cell(unit.id, short=_short(unit.id)),
+            Cell(unit.id, short=short_uuid(unit.id)),
             unit.resource or "-",
             Cell(_health(unit), _HEALTH.get(unit.health, Style.PLAIN)),
             _held(unit),
         )
-
-
-def _short(device: str) -> str:
-    """The first group of a UUID, which distinguishes the GPUs of a node; empty for other ids."""
-    match = _UUID.fullmatch(device)
-    return match[1] if match else ""
 
 
 def _health(unit: UnitStatus) -> str:

@@ -30,6 +30,7 @@ from gpunode.facts.images import vector_add_image
 from gpunode.facts.pci import read_gpus
 from gpunode.gpu import vectoradd
 from gpunode.gpu.child import module_argv, signal_name
+from gpunode.gpu.model import short_uuid
 from gpunode.gpu.probe import NvmlProbe, probe
 from gpunode.gpu.vectoradd import DevicePlan, DeviceResult, ProgramAnswer
 from gpunode.host import Host
@@ -253,7 +254,7 @@ def _row(device: DeviceResult) -> tuple[Cell | str, ...]:
     return (
         str(device.index),
         device.name or "-",
-        device.uuid or "-",
+        Cell(device.uuid or "-", short=short_uuid(device.uuid)),
         "-" if device.max_error is None else f"{device.max_error:g}",
         f"{device.milliseconds:.2f} ms" if device.elements else "-",
         Cell(verdict, _STYLES.get(device.status, Style.BAD)),

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpunode.output.typed import from_plain
+
+_UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]{27}")
+
+
+def short_uuid(device: str) -> str:
+    """The first group of a UUID, which distinguishes the GPUs of a node; empty for other ids."""
+    match = _UUID.fullmatch(device)
+    return match[1] if match else ""
 
 
 class MigSize(NamedTuple):

@@ -75,7 +75,6 @@ _UNSEEN = {
 """Characters that JSON may contain unescaped and a terminal interprets: DEL, C1 controls, text direction."""
 _BYTE = re.compile(r"(?<!\\ud[89ab][0-9a-f]{2})\\udc([89a-f][0-9a-f])")
 """How Python escapes a byte that is not UTF-8; not the second half of a character in JSON."""
-_FIRST_COLUMN = 0.5  # of a terminal's width at most, if it is to stay whole
 SHOWN_SECONDS = 1.0
 """A step that takes no longer is not shown."""
 _ALIVE_SECONDS = 20.0  # often enough to show that it doesn't hang, without filling the screen
@@ -214,26 +213,22 @@ def printable(text: str) -> str:
 
 
 def _render_blocks(blocks: tuple[Block, ...], color: bool) -> None:
-    if color:
-        _render_rich(blocks)
+    if color or sys.stdout.isatty():
+        _render_rich(blocks, color)
         return
-    # lines are not wrapped in a file or a pipe, for grep and diff
-    width = _columns(sys.stdout) if sys.stdout.isatty() else None
-    for block in blocks:
-        if width and isinstance(block, Text):
-            sys.stdout.write(_wrapped(block, width) + "\n")
-            continue
+    for block in blocks:  # lines are not wrapped in a file or a pipe, for grep and diff
         for line in plain_lines(block):
             sys.stdout.write(printable(line) + "\n")
 
 
-def plain_lines(block: Block) -> list[str]:
-    """One block as lines without colour; table columns are padded, the last one is not."""
+def plain_lines(block: Block, narrow: bool = False) -> list[str]:
+    """One block as lines without colour; table columns are padded, the last one is not. `narrow`: with short
+    cells."""
     if isinstance(block, Text):
         return [block.text]
     if isinstance(block, Diff):
         return block.text.splitlines()
-    rows = [tuple(_text(cell) for cell in row) for row in block.rows]
+    rows = [tuple(_text(cell, narrow) for cell in row) for row in block.rows]
     lines = [block.columns, *rows] if any(block.columns) else rows
     widths = [max((len(row[column]) for row in lines), default=0) for column in range(len(block.columns))]
     return [
@@ -248,13 +243,27 @@ def _text(cell: Cell | str, narrow: bool = False) -> str:
     return cell.short if narrow and cell.short else cell.text
 
 
-def _render_rich(blocks: tuple[Block, ...]) -> None:
+def _render_rich(blocks: tuple[Block, ...], color: bool) -> None:
     from rich.console import Console
 
-    console = Console(force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = Console(
+        # of a dumb terminal, which has no colour, rich would not ask the width
+        force_terminal=color,
+        color_system="auto" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
     for block in blocks:
         if isinstance(block, Table):
-            console.print(_rich_table(block, console.width), soft_wrap=False)
+            table = _rich_table(block, console.width)
+            words = console.measure(table, options=console.options.update(width=sys.maxsize)).minimum
+            if words <= console.width:
+                console.print(table, soft_wrap=False)
+                continue
+            for line in plain_lines(block, narrow=True):  # the terminal wraps them, and no word is split
+                console.print(printable(line))
         elif isinstance(block, Diff):
             for line in block.text.splitlines():
                 console.print(printable(line), style=_diff_style(line))
@@ -280,16 +289,15 @@ def _wrapped(block: Text, width: int) -> str:
 
 
 def _rich_table(block: Table, width: int) -> Any:
-    """Columns are folded if the terminal is too narrow, except a short first one, which names the row."""
+    """Cells wrap if the terminal is too narrow, and have their short text, but the first one, which names the
+    row, has one line."""
     from rich.table import Table as RichTable
     from rich.text import Text as RichText
 
     table = RichTable(box=None, show_header=any(block.columns), header_style="bold", pad_edge=False)
-    first = max((len(_text(row[0])) for row in block.rows), default=0)
     narrow = max(map(len, plain_lines(block)), default=0) > width
     for number, column in enumerate(block.columns):
-        whole = number == 0 and first <= width * _FIRST_COLUMN
-        table.add_column(column, overflow="fold", no_wrap=whole)
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in block.rows:
         styles = (cell.style if isinstance(cell, Cell) else Style.PLAIN for cell in row)
         pairs = zip(row, styles, strict=True)
