@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from gpunode.checks.finding import Evidence, Fix
+from gpunode.checks.finding import Evidence, Fix, effect_of
 from gpunode.checks.fixes import configure
 from gpunode.checks.model import Verdict, cut, seen, warn
 from gpunode.facts.daemons import Daemon
-from gpunode.facts.effective import configure_options, engine_settings, own_default
+from gpunode.facts.effective import VARIANTS, configure_options, engine_settings, own_default
 from gpunode.facts.node import Node
 from gpunode.facts.registry import DISTRIBUTIONS, ENGINES
+from gpunode.facts.system import CONTAINER
 from gpunode.host import Host
 
 _JOURNAL = ("journalctl", "-b", "-q", "-n", "1", "--no-pager", "-o", "cat")
@@ -91,8 +92,12 @@ def lost_at_restart(
     file or flag names it. `answer` is what the daemon reported; `restart` completes an intended removal."""
     files = engine_settings(node.host, daemon)
     lost = files.lacks(nvidia)
-    as_default = default in nvidia and default != (files.default or own_default(daemon))
-    if files.problem or daemon.manager in _RENDERED or not (lost or as_default):
+    as_default = (
+        default in nvidia and default not in VARIANTS and default != (files.default or own_default(daemon))
+    )
+    elsewhere = node.kind == CONTAINER and all(file.text is None for file in files.files)  # in another root
+    unsure = files.problem or not files.complete or elsewhere or daemon.manager in _RENDERED
+    if unsure or not (lost or as_default):
         return None
     title, kind = ENGINES[daemon.name].title, "runtime" if daemon.name == "docker" else "handler"
     what, why = f"{kind} {', '.join(lost)}", f"Containers that use this {kind} then don't start."
@@ -101,7 +106,8 @@ def lost_at_restart(
     places = [seen(file.path, f"no {what}" if file.text is not None else "missing") for file in files.files]
     options = configure_options(lost, default if as_default else "")
     fix = configure(daemon.manager if daemon.manager in DISTRIBUTIONS else daemon.name, *options)
-    note = f"If it was removed on purpose, this completes the removal instead:\n{restart.command}"
+    note = "If it was removed on purpose, this completes the removal instead; "
+    note += f"it {effect_of(restart, node)}:\n{restart.command}"
     summary = f"{title} has the {what} only until its next start: no file names it"
     if as_default and "default" not in answer.value:
         places.insert(0, seen(answer.source, f"default: {default}"))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gpunode.errors import GpunodeError, Unreadable
 from gpunode.facts.cdi import DIRECTORIES
-from gpunode.facts.containerd import load_config
+from gpunode.facts.containerd import load_config, version_in_force
 from gpunode.facts.crio import CrioFile, compiled_default, drop_in_directory, load_crio
 from gpunode.facts.daemons import Daemon, as_daemon_user
 from gpunode.facts.docker import flag_features, parse_daemon_json, programs
@@ -24,7 +24,7 @@ COMMAND_LINE = "its command line"  # where a handler comes from a flag
 _CONTAINERD_CDI_ON, _DOCKER_CDI_ON = (2, 0), (28, 2)  # on from this release, unless switched off
 # what an engine has without any file: its own low-level runtimes, and dockerd's names for their shims
 _OWN = ("runc", "crun", "crun-vm", "crun-wasm", "io.containerd.")
-_VARIANTS = {"nvidia-cdi": "cdi", "nvidia-legacy": "legacy"}  # options of configure-runtime --also
+VARIANTS = {"nvidia-cdi": "cdi", "nvidia-legacy": "legacy"}  # options of configure-runtime --also
 
 
 class ConfigFile(NamedTuple):
@@ -56,7 +56,8 @@ class EngineSettings(NamedTuple):
     """`default` is empty if no file sets one.
 
     `cdi` is None if this release has none, or it is unknown. `problem` says why the files can't be parsed;
-    their settings are unknown then. `readable` is False if only permission is missing.
+    their settings are unknown then. `readable` is False if only permission is missing. `complete` is False
+    if the daemon may take handlers from tables that aren't read here.
     """
 
     files: tuple[ConfigFile, ...]
@@ -66,6 +67,7 @@ class EngineSettings(NamedTuple):
     cdi_directories: tuple[str, ...] = DIRECTORIES
     problem: str = ""
     readable: bool = True
+    complete: bool = True
 
     @property
     def paths(self) -> dict[str, str]:
@@ -74,7 +76,9 @@ class EngineSettings(NamedTuple):
 
     def lacks(self, active: Iterable[str]) -> tuple[str, ...]:
         """Those of a running daemon's handlers that its next start loses: neither a file nor a flag has them,
-        and they aren't the engine's own."""
+        and they aren't the engine's own. None if that isn't certain."""
+        if not self.complete:
+            return ()
         known = self.paths
         return tuple(name for name in active if name and name not in known and not name.startswith(_OWN))
 
@@ -99,13 +103,13 @@ def own_default(daemon: Daemon) -> str:
 def configure_options(handlers: Sequence[str], default: str) -> tuple[str, ...]:
     """What follows ``gpunode configure-runtime --runtime ENGINE`` to write NVIDIA's `handlers` of a running
     daemon to its file. `default` is the one of them that is its default, or empty."""
-    names = [name for name in ((default,) if default else ()) + tuple(handlers) if name not in _VARIANTS]
+    names = [name for name in ((default,) if default else ()) + tuple(handlers) if name not in VARIANTS]
     name = "nvidia" if "nvidia" in names or not names else names[0]
-    also = [option for variant, option in _VARIANTS.items() if variant in handlers]
+    also = [option for variant, option in VARIANTS.items() if variant in handlers]
     return (
         *(("--nvidia-runtime-name", name) if name != "nvidia" else ()),
         *(("--also", ",".join(also)) if also else ()),
-        *(("--set-as-default",) if default else ()),
+        *(("--set-as-default",) if default and default not in VARIANTS else ()),
     )
 
 
@@ -130,6 +134,8 @@ def _containerd(host: Host, daemon: Daemon) -> EngineSettings:
         config.named_default,
         cdi,
         _directories(config.cri.get("cdi_spec_dirs")),
+        # with several versions containerd may read a drop-in's table where `config.runtimes` doesn't
+        complete=version_in_force(config) == config.version,
     )
 
 

@@ -13,6 +13,7 @@ from gpunode.checks.finding import FindingStatus
 from gpunode.checks.report import RebootVerdict, blocks, reboot
 from gpunode.commands import doctor
 from gpunode.commands.demo import build_machine
+from gpunode.facts.containerd import CRI_PLUGINS
 from gpunode.host import Host
 from gpunode.output.render import plain_lines
 from tests.cli import gpunode
@@ -361,6 +362,8 @@ def test_handler_that_only_the_running_daemon_has_is_lost_at_a_reboot(report, en
     assert shown[:2] == [NO, f"  {ENGINES[engine][1]}"]
     assert " nvidia only until its next start: no file names it" in page.splitlines()[0]
     assert f"  1. gpunode configure-runtime --runtime {engine}\n" in page
+    if engine == "docker":
+        assert "removal instead; it restarts Docker, which stops no container" in " ".join(page.split())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -392,6 +395,39 @@ def test_lost_variant_and_other_name_are_options_of_the_fix(tmp_path):
 def test_handler_and_default_from_the_command_line_survive_a_reboot(report, engine, argv):
     shown, _ = report(engine, removed=engine == "crio", default=True, argv=argv)
     assert shown[0] == YES
+
+
+@pytest.mark.parametrize(
+    ("release", "main", "dropped"), [("1.7.2", "", 2), ("2.1.5", "version = 3\n", 2), ("2.1.5", "", 3)]
+)
+def test_handler_in_a_drop_in_of_another_version_than_the_main_file_survives_a_reboot(
+    release, main, dropped, tmp_path
+):
+    """Docker's containerd.io has a main file without a version, and nvidia-ctk adds a drop-in with one."""
+    spec = json.loads(json.dumps(machine("healthy-h100")).replace("1.7.2", release))
+    spec["files"]["/etc/containerd/config.toml"] = f'{main}imports = ["/etc/containerd/conf.d/*.toml"]\n'
+    handler = f'plugins."{CRI_PLUGINS[dropped]}".containerd.runtimes.nvidia'
+    options = 'options.BinaryName = "/usr/bin/nvidia-container-runtime"'
+    text = f'version = {dropped}\n[{handler}]\nruntime_type = "io.containerd.runc.v2"\n{options}\n'
+    spec["files"]["/etc/containerd/conf.d/99-nvidia.toml"] = text
+    assert "until its next start" not in drawn(Host(build_machine(spec, tmp_path), environ={}))
+
+
+def test_missing_file_in_a_container_is_that_of_another_root(tmp_path):
+    spec = machine("healthy-docker-rocky9")
+    spec["files"]["/.dockerenv"] = ""
+    del spec["files"]["/etc/docker/daemon.json"]
+    assert "until its next start" not in drawn(Host(build_machine(spec, tmp_path), environ={}))
+
+
+def test_lost_default_that_configure_runtime_does_not_set_is_not_replaced(tmp_path):
+    spec = machine("healthy-docker-rocky9")
+    text = json.dumps(spec["recording"]).replace('"DefaultRuntime": "runc"', '"DefaultRuntime": "nvidia-cdi"')
+    spec["recording"] = json.loads(
+        text.replace('"Runtimes": {', '"Runtimes": {"nvidia-cdi": {"path": "nvidia-container-runtime.cdi"}, ')
+    )
+    page = drawn(Host(build_machine(spec, tmp_path), environ={}))
+    assert "gpunode configure-runtime --runtime docker --also cdi\n" in page
 
 
 WRONG_TYPES = {
