@@ -50,6 +50,12 @@ def on_a_terminal(columns, env, *argv):
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r", ""), b"\x1b[" in shown
 
 
+def test_pipe_gets_whole_uuids_also_with_colors(tmp_path):
+    root = str(recorded_host("healthy-h100", tmp_path).root)
+    ran = gpunode("gpus", "--root", root, env={"FORCE_COLOR": "1"})
+    assert "\x1b[" in ran.out and "GPU-5a000001-1f6a-4c5e-9d2b-0a1b2c3d4e01" in ran.out
+
+
 @pytest.mark.parametrize("columns", [40, 80, 100])
 @pytest.mark.parametrize("argv", [("gpus",), ("verify",), ("plugin", "status")])
 def test_narrow_terminal_shows_short_uuids_and_whole_words(argv, columns, tmp_path):
