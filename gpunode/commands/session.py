@@ -399,21 +399,22 @@ def _named_in_errors(root: Path, at_root: Callable[[str], str]) -> Iterator[None
     except GpunodeError as error:
         typed = " ".join(sys.argv[1:])
 
-        def named(text: str) -> str:
+        def suffix(text: str) -> str:
             paths = [path for path in _PATH.findall(text) if path not in typed]
-            return f"{text} (under --root {root})" if paths and str(root) not in text else text
+            return f" (under --root {root})" if paths and str(root) not in text else ""
 
         if root != Path("/"):
-            error.message, error.hint = named(error.message), named(at_root(error.hint))
+            error.message += suffix(error.message)
+            error.hint = at_root(error.hint) + suffix(error.hint)
         raise
 
 
 def _at_root(root: Path, names: Set[str], text: str) -> str:
     """The text with --root in gpunode's commands `names`, so that they act on that machine, unless they
-    compare files or GPUNODE_ROOT is set to it."""
+    compare files or are only for the node itself, or GPUNODE_ROOT is set to it."""
     if root == Path("/") or not names or str(root) == os.environ.get("GPUNODE_ROOT"):
         return text
-    command = rf"\bgpunode(?= (?:{'|'.join(names)})\b)(?![^,;|&]* --(?:compare|root) )"
+    command = rf"\bgpunode(?= (?:{'|'.join(names)})\b)(?![^,;|&]* --(?:apply|compare|root)\b)"
     return re.sub(command, lambda _: f"gpunode --root {shlex.quote(str(root))}", text)
 
 

@@ -259,6 +259,7 @@ def test_duplicate_file_for_the_same_devices_is_refused(recorded):
     error = ran.document["errors"][0]
     assert (ran.code, error["code"]) == (3, "cdi-conflict")
     assert f"rm /var/run/cdi/other.yaml, or write over it: gpunode --root {recorded} " in error["hint"]
+    assert error["hint"].endswith(f" (under --root {recorded})")
     assert not path.exists()
 
 
