@@ -142,7 +142,7 @@ def test_verify_computes_and_is_skipped_in_check_mode(
     )
     assert [one["status"] for one in done["devices"]] == ["ok"] * 8 and not done["changed"]
     assert refused["failed"] and refused["exit_code"] == 1 and refused["msg"], refused
-    assert "hint: gpunode verify --on kubernetes" in contradiction["msg"]
+    assert f"hint: gpunode --root {root} verify --on kubernetes" in contradiction["msg"]
 
 
 @pytest.mark.parametrize(
