@@ -250,8 +250,8 @@ def _render_rich(blocks: tuple[Block, ...], color: bool) -> None:
         # of a dumb terminal, which has no colour, rich would not ask the width
         force_terminal=color,
         color_system="auto" if color else None,
-        # of a pipe or a file rich would assume 80 columns
-        width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else sys.maxsize,
+        # for a pipe or a file rich would assume 80 columns
+        width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else sys.maxsize,
         highlight=False,
         markup=False,
         emoji=False,

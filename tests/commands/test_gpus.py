@@ -52,7 +52,7 @@ def on_a_terminal(columns, env, *argv):
 
 def test_pipe_gets_whole_uuids_also_with_colors(tmp_path):
     root = str(recorded_host("healthy-h100", tmp_path).root)
-    ran = gpunode("gpus", "--root", root, env={"FORCE_COLOR": "1"})
+    ran = gpunode("gpus", "--root", root, env={"FORCE_COLOR": "1", "COLUMNS": ""})
     assert "\x1b[" in ran.out and "GPU-5a000001-1f6a-4c5e-9d2b-0a1b2c3d4e01" in ran.out
 
 
