@@ -24,7 +24,8 @@ from gpunode.checks.model import (
     skip,
     warn,
 )
-from gpunode.checks.units import ENDS_EVICTED, lost_at_restart, seen_unit, start, stays_stopped
+from gpunode.checks.next_start import lost_at_restart
+from gpunode.checks.units import ENDS_EVICTED, seen_unit, start, stays_stopped
 from gpunode.errors import DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own

@@ -19,7 +19,8 @@ from gpunode.checks.model import (
     unparsable,
     warn,
 )
-from gpunode.checks.units import if_stopped_again, lost_at_restart, seen_unit, stays_stopped
+from gpunode.checks.next_start import lost_at_restart
+from gpunode.checks.units import if_stopped_again, seen_unit, stays_stopped
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.cgroups import kubelets_own

@@ -29,7 +29,8 @@ from gpunode.checks.model import (
     unparsable,
     warn,
 )
-from gpunode.checks.units import after_reading_log, if_stopped_again, lost_at_restart, seen_unit
+from gpunode.checks.next_start import lost_at_restart
+from gpunode.checks.units import after_reading_log, if_stopped_again, seen_unit
 from gpunode.errors import ConfigError, DaemonError
 from gpunode.facts import tables
 from gpunode.facts.daemons import Daemon

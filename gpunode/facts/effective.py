@@ -76,7 +76,7 @@ class EngineSettings(NamedTuple):
 
     def lacks(self, active: Iterable[str]) -> tuple[str, ...]:
         """Those of a running daemon's handlers that its next start loses: neither a file nor a flag has them,
-        and they aren't the engine's own. None if that isn't certain."""
+        and they aren't the engine's own. Empty if that isn't certain."""
         if not self.complete:
             return ()
         known = self.paths
