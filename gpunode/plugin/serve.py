@@ -72,8 +72,8 @@ class PluginService:
         self._next_health = 0.0
         self._eager_until = 0.0
         self._systemd = Systemd(host, log)
-        self._backend = self._thread("backend", lambda: backend.run(self.ledger, self._stop))
-        self._link = self._thread("link", self._run_link)
+        self._backend_thread = self._thread("backend", lambda: backend.run(self.ledger, self._stop))
+        self._link_thread = self._thread("link", self._run_link)
 
     @property
     def settings(self) -> Settings:
@@ -102,8 +102,8 @@ class PluginService:
     def start(self) -> None:
         """Serve from now on. `PreconditionError` if serving is impossible: not root."""
         check_directory(self.host, self.settings.directory)
-        self._backend.start()
-        self._link.start()
+        self._backend_thread.start()
+        self._link_thread.start()
         self._systemd.tell("READY=1")
 
     def wake(self) -> None:
@@ -122,8 +122,8 @@ class PluginService:
     def join(self) -> None:
         """Wait for the end, at most five seconds. An exception that ended a thread is raised here."""
         deadline = self.host.monotonic() + _STOP_SECONDS
-        self._link.join(_CLOSE_SECONDS)
-        self._backend.join(max(0.05, deadline - self.host.monotonic()))
+        self._link_thread.join(_CLOSE_SECONDS)
+        self._backend_thread.join(max(0.05, deadline - self.host.monotonic()))
         if self._failure is not None:
             raise self._failure
 
